@@ -1,0 +1,1 @@
+"""Contracts for training/inference kernel pairs."""
