@@ -92,8 +92,8 @@ def _interpret() -> Substrate:
     global _installation
     if not _imported_in_interpret_mode():
         problem = (
-            "triton was imported before TRITON_INTERPRET=1 was set, so its own functions wait for a device: call "
-            "kernelpact.substrate.prepare() before anything imports triton, or set TRITON_INTERPRET=1 yourself"
+            "triton was imported before TRITON_INTERPRET=1 was set, so its own functions wait for a device: "
+            "call kernelpact.substrate.prepare() before anything imports triton, or set TRITON_INTERPRET=1"
         )
         return _describe("triton-interpreter", problem=problem)
     from kernelpact.substrate import interpreter  # here, because it is needed in this case alone

@@ -1,20 +1,23 @@
 """Corrections of Triton's CPU interpreter (TRITON_INTERPRET=1), for triton 3.6 to 3.9.
 
-The interpreter keeps bfloat16 and fp8 values as integer bit patterns and then computes on the integers, truncates
-where a device rounds, has no libdevice, and cannot choose an autotuned configuration without a device. This module
-replaces those paths, and nothing else, by what the PTX says that Triton emits for sm_90:
+The interpreter keeps bfloat16 and fp8 values as integer bit patterns and computes on the integers, truncates
+where a device rounds, has no libdevice, and cannot choose an autotuned configuration without a device.
+This module replaces those paths by what the PTX says that Triton 3.9 emits for sm_90:
 
 - conversions to bfloat16 round once, to nearest even, also from float64 and from integers (``cvt.rn.bf16``);
-- conversions to fp8 saturate, infinities included (``cvt.rn.satfinite``). torch's casts do not: they give NaN
-  (e4m3) or infinity (e5m2) there; inside the range the two agree bit for bit;
-- conversions to integers truncate, saturate, and turn NaN into 0 (``cvt.rzi``); 8-bit targets go through 16 bits;
+- conversions to fp8 saturate, infinities included (``cvt.rn.satfinite``). torch's casts do not: they give
+  NaN (e4m3) or infinity (e5m2) there; inside the range the two agree bit for bit;
+- conversions to integers truncate, saturate, and turn NaN into 0 (``cvt.rzi``); to 8 bits by way of 16;
 - bfloat16 arithmetic rounds after every operation, sums of bfloat16 and float16 included (``add.bf16``);
 - ``tl.max`` and ``tl.min`` drop NaN (``max.f32``);
 - ``tl.dot`` of float32 operands is TF32 unless ``input_precision="ieee"``: the low 13 bits are not read;
 - fp8 values have no arithmetic: it does not compile, so here it is refused.
 
-What is *not* modelled: the device's approximate exp2, division and rsqrt, contraction of a*b+c, the order of a
-device's reductions, accumulation inside a tensor core. The order of NaN in argmax is unspecified on a device.
+Not modelled: a device's approximate exp2, division and rsqrt, contraction of a*b+c, the order of its
+reductions, accumulation inside a tensor core. What argmax makes of NaN is unspecified on a device.
+
+Besides, `and`, `or`, `not` and chained comparisons of blocks work element by element, device_assert raises,
+numpy's floating-point warnings are silenced, and Triton's modules are patched once a launch (half the time).
 """
 
 from __future__ import annotations
@@ -45,8 +48,8 @@ SUPPORTED = ((3, 6), (3, 7), (3, 8), (3, 9))
 def round_to_odd(values: Array) -> npt.NDArray[np.float32]:
     """Narrow float64 to float32 so that a later rounding to at most 22 bits is that of the exact value.
 
-    Shapes: any. Source: Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms
-    using rounding to odd".
+    Shapes: any. Source: Boldo and Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved
+    algorithms using rounding to odd".
     """
     exact = np.asarray(values, dtype=np.float64)
     near = exact.astype(np.float32)
@@ -69,7 +72,8 @@ class Bfloat16:
     def encode(self, values: Array, toward_zero: bool = False) -> npt.NDArray[np.uint16]:
         """Round real numbers (any float or integer dtype) once to uint16 bit patterns; NaN becomes 0x7FC0."""
         values = np.asarray(values)
-        single = values.astype(np.float32) if values.dtype in (np.float16, np.float32) else round_to_odd(values)
+        exact = values.dtype in (np.float16, np.float32)
+        single = values.astype(np.float32) if exact else round_to_odd(values)
         bits = np.ascontiguousarray(single).view(np.uint32).reshape(single.shape)
         if not toward_zero:
             bits = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
@@ -80,8 +84,8 @@ class Bfloat16:
 class Float8:
     """An 8-bit float with `mantissa` stored bits; bit patterns are uint8.
 
-    `min_exponent` is that of the smallest normal number, `max_finite` the value at which conversions saturate,
-    `infinity` the bit pattern of infinity where the format has one.
+    `min_exponent` is that of the smallest normal number, `max_finite` the value at which conversions
+    saturate, `infinity` the bit pattern of infinity where the format has one.
     """
 
     mantissa: int
@@ -110,10 +114,11 @@ class Float8:
         """Round real numbers once to uint8 bit patterns, saturating at `max_finite`; NaN becomes 0x7F."""
         exact = np.asarray(values, dtype=np.float64)
         magnitude = np.where(np.isnan(exact), 0.0, np.minimum(np.abs(exact), self.max_finite))
-        exponent = np.maximum(np.frexp(magnitude)[1] - 1, self.min_exponent)
+        smallest = np.ldexp(1.0, self.min_exponent)  # below it, zero included, the spacing is constant
+        exponent = np.frexp(np.maximum(magnitude, smallest))[1] - 1
         scaled = np.ldexp(magnitude, self.mantissa - exponent)
         steps = np.trunc(scaled) if toward_zero else np.rint(scaled)
-        # The codes of positive numbers are consecutive, so a carry into the next binade needs no special case.
+        # Positive numbers have consecutive codes, so a carry into the next binade needs no special case.
         code = ((exponent - self.min_exponent) << self.mantissa) + steps.astype(np.int64)
         code = np.where(np.isnan(exact), 0x7F, code | (np.signbit(exact).astype(np.int64) << 7))
         return code.astype(np.uint8)
@@ -127,10 +132,10 @@ E5M2 = Float8(mantissa=2, min_exponent=-14, max_finite=57344.0, infinity=0x7C)
 def to_integer(values: Array, dtype: Any) -> Array:
     """Convert floats to integers as ``cvt.rzi`` does: truncate, saturate, NaN to 0.
 
-    An 8-bit target is converted through 16 bits and then loses its upper byte, as in the PTX that Triton emits.
+    An 8-bit target is converted through 16 bits and then loses its upper byte, as in Triton's PTX.
     """
     target = np.dtype(dtype)
-    work = {np.dtype(np.int8): np.dtype(np.int16), np.dtype(np.uint8): np.dtype(np.uint16)}.get(target, target)
+    work = np.dtype(f"{target.kind}2") if target.itemsize == 1 else target
     info = np.iinfo(work)
     whole = np.trunc(np.where(np.isnan(values), 0, values).astype(np.float64))
     high, low = whole >= 2.0 ** (info.bits - (info.kind == "i")), whole < float(info.min)
@@ -153,7 +158,7 @@ def half_toward_zero(values: Array) -> npt.NDArray[np.float16]:
 
 
 def fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
-    """x·y + z of float32 (or narrower) values, as a float64 rounded to odd: round it once more and it is exact."""
+    """x·y + z of float32 or narrower values, as a float64 rounded to odd, fit for one more rounding."""
     x, y, z = (np.asarray(v, dtype=np.float64) for v in (x, y, z))
     product = x * y  # exact: 24 + 24 bits fit into 53
     total = np.asarray(product + z)
@@ -163,57 +168,68 @@ def fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
     bits = total.view(np.int64).copy().reshape(total.shape)
     away = (error > 0) == (total > 0)
     even = inexact & ((bits & 1) == 0)
-    return np.asarray(np.where(even, bits + np.where(away, 1, -1), bits)).view(np.float64).reshape(total.shape)
+    odd = np.asarray(np.where(even, bits + np.where(away, 1, -1), bits))
+    return odd.view(np.float64).reshape(total.shape)
 
 
 # ------------------------------------------------------------------------------------------------ libdevice
 
 
-def _two_to(exponent_of: Array, exponent: Array) -> Array:
-    return np.ldexp(exponent_of, exponent.astype(np.int32))
-
-
 def _round_half_away(x: Array) -> Array:
-    return np.copysign(np.floor(np.abs(x) + 0.5), x) if x.dtype == np.float64 else np.asarray(
-        np.copysign(np.floor(np.abs(x).astype(np.float64) + 0.5), x)
-    )
+    whole = np.trunc(x)
+    return np.where(np.abs(x - whole) >= 0.5, whole + np.copysign(1, x), whole)
+
+
+def _sinpi(x: Array) -> Array:
+    return np.sin(np.pi * np.fmod(x.astype(np.float64), 2))
+
+
+def _cospi(x: Array) -> Array:
+    return np.cos(np.pi * np.fmod(x.astype(np.float64), 2))
+
+
+def _fdim(x: Array, y: Array) -> Array:
+    return np.asarray(np.maximum(x - y, 0))
 
 
 LIBDEVICE: dict[str, Callable[..., Any]] = {
     "abs": np.abs, "llabs": np.abs, "fabs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc,
-    "rint": np.rint, "nearbyint": np.rint, "llrint": np.rint, "round": _round_half_away, "llround": _round_half_away,
-    "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt, "rcbrt": lambda x: 1 / np.cbrt(x),
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(x.dtype.type(10), x), "expm1": np.expm1,
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
+    "rint": np.rint, "nearbyint": np.rint, "llrint": np.rint, "round": _round_half_away,
+    "llround": _round_half_away, "sqrt": np.sqrt, "rsqrt": lambda x: 1 / np.sqrt(x), "cbrt": np.cbrt,
+    "rcbrt": lambda x: 1 / np.cbrt(x), "exp": np.exp, "exp2": np.exp2, "exp10": special.exp10,
+    "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "sin": np.sin,
+    "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
-    "acosh": np.arccosh, "atanh": np.arctanh, "sinpi": lambda x: np.sin(np.pi * np.fmod(x.astype(np.float64), 2)),
-    "cospi": lambda x: np.cos(np.pi * np.fmod(x.astype(np.float64), 2)),
-    "erf": special.erf, "erfc": special.erfc, "erfcx": special.erfcx, "erfinv": special.erfinv,
-    "erfcinv": special.erfcinv, "normcdf": special.ndtr, "normcdfinv": special.ndtri, "lgamma": special.gammaln,
+    "acosh": np.arccosh, "atanh": np.arctanh, "sinpi": _sinpi, "cospi": _cospi, "erf": special.erf,
+    "erfc": special.erfc, "erfcx": special.erfcx, "erfinv": special.erfinv, "erfcinv": special.erfcinv,
+    "normcdf": special.ndtr, "normcdfinv": special.ndtri, "lgamma": special.gammaln,
     "tgamma": special.gamma, "j0": special.j0, "j1": special.j1, "y0": special.y0, "y1": special.y1,
-    "cyl_bessel_i0": special.i0, "cyl_bessel_i1": special.i1,
-    "pow": np.power, "powi": lambda x, n: np.power(x, n.astype(x.dtype)), "fmod": np.fmod,
-    "remainder": lambda x, y: x - y * np.rint(x / y), "fdim": lambda x, y: np.maximum(x - y, 0), "hypot": np.hypot,
-    "rhypot": lambda x, y: 1 / np.hypot(x, y), "fma": lambda x, y, z: fused_multiply_add(x, y, z),
-    "ldexp": _two_to, "scalbn": _two_to, "copysign": np.copysign, "nextafter": np.nextafter,
-    "isnan": np.isnan, "isinf": np.isinf, "finite": np.isfinite, "isfinite": np.isfinite, "signbit": np.signbit,
-    "saturate": lambda x: np.fmin(np.fmax(x, 0), 1), "fdivide": np.divide,
-    "fadd_rn": np.add, "dadd_rn": np.add, "fsub_rn": np.subtract, "dsub_rn": np.subtract, "fmul_rn": np.multiply,
-    "dmul_rn": np.multiply, "fdiv_rn": np.divide, "ddiv_rn": np.divide, "frcp_rn": np.reciprocal,
-    "drcp_rn": np.reciprocal, "fsqrt_rn": np.sqrt, "dsqrt_rn": np.sqrt, "frsqrt_rn": lambda x: 1 / np.sqrt(x),
+    "cyl_bessel_i0": special.i0, "cyl_bessel_i1": special.i1, "pow": np.power,
+    "powi": lambda x, n: np.power(x, n.astype(x.dtype)), "fmod": np.fmod,
+    "remainder": lambda x, y: x - y * np.rint(x / y), "fdim": _fdim, "hypot": np.hypot,
+    "rhypot": lambda x, y: 1 / np.hypot(x, y), "ldexp": np.ldexp, "scalbn": np.ldexp,
+    "fmaf": fused_multiply_add, "fmaf_rn": fused_multiply_add, "copysign": np.copysign,
+    "nextafter": np.nextafter, "isnan": np.isnan, "isinf": np.isinf, "finite": np.isfinite,
+    "isfinite": np.isfinite, "signbit": np.signbit, "saturate": lambda x: np.fmin(np.fmax(x, 0), 1),
+    "fdivide": np.divide, "fadd_rn": np.add, "dadd_rn": np.add, "fsub_rn": np.subtract,
+    "dsub_rn": np.subtract, "fmul_rn": np.multiply, "dmul_rn": np.multiply, "fdiv_rn": np.divide,
+    "ddiv_rn": np.divide, "frcp_rn": np.reciprocal, "drcp_rn": np.reciprocal, "fsqrt_rn": np.sqrt,
+    "dsqrt_rn": np.sqrt, "frsqrt_rn": lambda x: 1 / np.sqrt(x),
     "popc": lambda x: np.bitwise_count(x.view(f"u{x.itemsize}")),
 }  # fmt: skip
-"""numpy's or scipy's function for each libdevice function that has one, by libdevice's name without prefix."""
+"""numpy's or scipy's function for each libdevice function that has one, by its name without prefix."""
 
 
 def libdevice_function(symbol: str) -> Callable[..., Any]:
-    """Find the CPU function of a libdevice symbol such as ``__nv_rsqrtf``; NotImplementedError where none is known."""
+    """Find the CPU function of a libdevice symbol such as ``__nv_rsqrtf``.
+
+    Errors: NotImplementedError, naming the symbol, where none is known.
+    """
     name = symbol.removeprefix("__nv_").removeprefix("fast_")
     for candidate in (name, name.removesuffix("f"), name.removesuffix("d")):
         if candidate in LIBDEVICE:
             return LIBDEVICE[candidate]
-    raise NotImplementedError(f"libdevice's {symbol} has no counterpart in kernelpact's interpreter corrections")
+    raise NotImplementedError(f"kernelpact's corrections of the interpreter have no {symbol} of libdevice")
 
 
 # --------------------------------------------------------------------------------------------- installation
@@ -221,7 +237,7 @@ def libdevice_function(symbol: str) -> Callable[..., Any]:
 
 @dataclass
 class Installation:
-    """What was replaced in Triton, in order, so that it can be put back. Also a context manager that does so."""
+    """What was replaced in Triton, in order, so that it can be put back; leaving a ``with`` does so."""
 
     names: tuple[str, ...] = ()
     _changes: list[tuple[Any, str, Any]] = field(default_factory=list)
@@ -239,6 +255,8 @@ class Installation:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+        if self.names:  # kernels rewritten for the corrections are written anew
+            importlib.import_module("triton.runtime.interpreter").InterpretedFunction.rewritten_fn.clear()
         self.names = ()
 
     def __enter__(self) -> Installation:
@@ -284,7 +302,7 @@ class _Triton:
         self.foreign = {tl.float8e4b8, tl.float8e5b16, tl.float8e4b15}
 
     def widen(self, handle: Any) -> Array:
-        """Give the numbers that a handle stores: float32 for bfloat16 and fp8, the data itself for the rest."""
+        """Give the numbers that a handle stores: float32 for bfloat16 and fp8, else the data itself."""
         data: Array = handle.data
         form = self.formats.get(handle.dtype.scalar)
         return data if form is None or data.dtype == np.bool_ else form.decode(data)
@@ -293,7 +311,8 @@ class _Triton:
         """Widen an operand of arithmetic; fp8 has none on a device, so TypeError."""
         form = self.formats.get(handle.dtype.scalar)
         if form is not None and not form.has_arithmetic:
-            raise TypeError(f"Triton does not compile arithmetic on {handle.dtype.scalar}: convert it to float32 first")
+            name = handle.dtype.scalar
+            raise TypeError(f"Triton does not compile arithmetic on {name}: convert it to float32 first")
         return self.widen(handle)
 
     def narrow(self, values: Array, dtype: Any) -> Any:
@@ -341,7 +360,8 @@ def _casts(t: _Triton, into: Installation) -> None:
 _BINARY: dict[str, Any] = {
     "create_fadd": np.add, "create_fsub": np.subtract, "create_fmul": np.multiply, "create_fdiv": np.divide,
     "create_precise_divf": np.divide, "create_approx_divf": np.divide, "create_frem": np.fmod,
-    "create_minimumf": np.minimum, "create_maximumf": np.maximum, "create_minnumf": np.fmin, "create_maxnumf": np.fmax,
+    "create_minimumf": np.minimum, "create_maximumf": np.maximum, "create_minnumf": np.fmin,
+    "create_maxnumf": np.fmax,
 }  # fmt: skip
 _COMPARE: dict[str, Any] = {
     f"create_fcmp{kind}{name}": op
@@ -352,10 +372,10 @@ _COMPARE: dict[str, Any] = {
     )
 }  # fmt: skip
 _UNARY: dict[str, Any] = {
-    "create_exp": np.exp, "create_exp2": np.exp2, "create_log": np.log, "create_log2": np.log2, "create_sin": np.sin,
-    "create_cos": np.cos, "create_floor": np.floor, "create_ceil": np.ceil, "create_sqrt": np.sqrt,
-    "create_precise_sqrt": np.sqrt, "create_erf": special.erf, "create_rsqrt": lambda x: 1 / np.sqrt(x),
-    "create_fneg": np.negative,
+    "create_exp": np.exp, "create_exp2": np.exp2, "create_log": np.log, "create_log2": np.log2,
+    "create_sin": np.sin, "create_cos": np.cos, "create_floor": np.floor, "create_ceil": np.ceil,
+    "create_sqrt": np.sqrt, "create_precise_sqrt": np.sqrt, "create_erf": special.erf,
+    "create_rsqrt": lambda x: 1 / np.sqrt(x), "create_fneg": np.negative,
 }  # fmt: skip
 
 
@@ -364,7 +384,7 @@ def _arithmetic(t: _Triton, into: Installation) -> None:
         return t.narrow(op(t.operand(lhs), t.operand(rhs)), lhs.dtype)
 
     def compare(_: Any, lhs: Any, rhs: Any, *, op: Any) -> Any:
-        # The result's type is int1. Triton labels it with the operands' type, which breaks a later cast of it.
+        # The result is an int1. Triton labels it with the operands' type, which breaks a later cast of it.
         return t.ip.TensorHandle(np.asarray(op(t.operand(lhs), t.operand(rhs))), t.tl.int1)
 
     def unary(_: Any, arg: Any, *, op: Any) -> Any:
@@ -398,11 +418,11 @@ def _dot(t: _Triton, into: Installation) -> None:
     upstream = t.builder.create_dot
     tf32 = t.ip._ir.INPUT_PRECISION.TF32
 
-    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        if {a.dtype.scalar, b.dtype.scalar} & t.foreign or a.data.dtype.kind == "i":
-            return upstream(self, a, b, d, input_precision, max_num_imprecise_acc)
+    def create_dot(self: Any, a: Any, b: Any, d: Any, precision: Any, max_num_imprecise_acc: Any) -> Any:
+        if {a.dtype.scalar, b.dtype.scalar} & t.foreign or a.dtype.scalar.is_int():
+            return upstream(self, a, b, d, precision, max_num_imprecise_acc)
         lhs, rhs = t.widen(a), t.widen(b)
-        if a.data.dtype == np.float32 and input_precision == tf32:
+        if a.data.dtype == np.float32 and precision == tf32:
             lhs, rhs = to_tf32(lhs), to_tf32(rhs)
         wide = np.float64 if d.data.dtype == np.float64 else np.float32
         product = np.matmul(lhs.astype(wide), rhs.astype(wide))
@@ -412,8 +432,8 @@ def _dot(t: _Triton, into: Installation) -> None:
 
 
 def _reductions(t: _Triton, into: Installation) -> None:
-    tl, reduce_ops, scan_ops, std = t.tl, t.ip.ReduceOps, t.ip.ScanOps, t.tl.standard
-    upstream_reduce, upstream_cumsum, upstream_cumprod = reduce_ops.apply_impl, scan_ops.cumsum, scan_ops.cumprod
+    tl, reduce_ops, std = t.tl, t.ip.ReduceOps, t.tl.standard
+    upstream = reduce_ops.apply_impl
     largest = {std._argmax_combine_tie_break_left, std._argmax_combine_tie_break_fast}
     smallest = {std._argmin_combine_tie_break_left, std._argmin_combine_tie_break_fast}
     extremes = {std._elementwise_max: np.fmax, std._elementwise_min: np.fmin}
@@ -435,19 +455,24 @@ def _reductions(t: _Triton, into: Installation) -> None:
         if combine is std._sum_combine and first.dtype in short:
             total = _halving_sum(values, self.axis, self.keep_dims, partial(_rounded, t, first.dtype))
             return pack(self, total, first.dtype)
-        return upstream_reduce(self, input)
+        return upstream(self, input)
 
+    into.replace(reduce_ops, "apply_impl", apply_impl)
+
+
+def _scans(t: _Triton, into: Installation) -> None:
     def scan(self: Any, input: Any, *, op: Any, upstream: Any) -> Any:
-        if input.dtype != tl.bfloat16:
+        if input.dtype != t.tl.bfloat16:
             return upstream(self, input)
         steps = np.moveaxis(t.widen(input.handle), self.axis, 0).copy()
         for i in range(1, len(steps)):
             steps[i] = _rounded(t, input.dtype, op(steps[i - 1], steps[i]))
-        return [pack(self, np.moveaxis(steps, 0, self.axis), input.dtype)]
+        data = np.moveaxis(BFLOAT16.encode(steps), 0, self.axis)
+        return [self.to_tensor(np.ascontiguousarray(data), input.dtype)]
 
-    into.replace(reduce_ops, "apply_impl", apply_impl)
-    into.replace(scan_ops, "cumsum", lambda self, x: scan(self, x, op=np.add, upstream=upstream_cumsum))
-    into.replace(scan_ops, "cumprod", lambda self, x: scan(self, x, op=np.multiply, upstream=upstream_cumprod))
+    for name, op in (("cumsum", np.add), ("cumprod", np.multiply)):
+        upstream = getattr(t.ip.ScanOps, name)
+        into.replace(t.ip.ScanOps, name, _method(partial(scan, upstream=upstream), op))
 
 
 def _rounded(t: _Triton, dtype: Any, values: Array) -> Array:
@@ -458,7 +483,7 @@ def _rounded(t: _Triton, dtype: Any, values: Array) -> Array:
 def _extreme_with_index(
     values: Array, indices: Array, axis: int | None, keep_dims: bool, want_largest: bool
 ) -> tuple[Array, Array]:
-    """Largest (smallest) value along `axis` and its leftmost index; NaN is dropped while there is a number."""
+    """Largest (smallest) value along `axis` and its leftmost index; NaN only where there is no number."""
     shape = [1] * values.ndim if keep_dims else []
     if axis is None:
         values, indices, axis = values.ravel(), np.broadcast_to(indices, values.shape).ravel(), 0
@@ -473,8 +498,10 @@ def _extreme_with_index(
     return (value.reshape(shape), index.reshape(shape)) if value.ndim != len(shape) else (value, index)
 
 
-def _halving_sum(values: Array, axis: int | None, keep_dims: bool, rounded: Callable[[Array], Array]) -> Array:
-    """Sum by folding the upper half onto the lower, rounding after every addition as 16-bit hardware adds do."""
+def _halving_sum(
+    values: Array, axis: int | None, keep_dims: bool, rounded: Callable[[Array], Array]
+) -> Array:
+    """Sum by folding the upper half onto the lower, rounding after every addition as 16-bit adds do."""
     rank = values.ndim
     part = values.ravel() if axis is None else np.moveaxis(values, axis, 0)
     while len(part) > 1:
@@ -531,7 +558,7 @@ def _with_semantic(t: _Triton, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _autotune(t: _Triton, into: Installation) -> None:
-    # Equal timings: the first configuration left after pruning wins. A device's choice depends on the clock anyhow.
+    # Equal timings: the first configuration left after pruning wins. A device's choice hangs on its clock.
     autotuner = importlib.import_module("triton.runtime.autotuner").Autotuner
     into.replace(autotuner, "_bench", lambda self, *args, config, **meta: [0.0, 0.0, 0.0])
 
@@ -547,8 +574,8 @@ def _device_assert(t: _Triton, into: Installation) -> None:
     into.replace(t.builder, "create_assert", create_assert)
 
 
-# Python's `and`, `or`, `not` on blocks look at one truth value, which the interpreter makes True. On a device they
-# work element by element. The rewriter of kernel sources is taught to call these two functions instead.
+# Python's `and`, `or`, `not` on blocks look at one truth value, which the interpreter makes True. On a device
+# they work element by element. The rewriter of kernel sources is taught to call two functions instead.
 
 
 def _boolean_operators(t: _Triton, into: Installation) -> None:
@@ -574,7 +601,7 @@ def _boolean_operators(t: _Triton, into: Installation) -> None:
     into.replace(t.ip, "_kernelpact_not", negate)
     into.replace(transformer, "visit_BoolOp", _visit_bool_op)
     into.replace(transformer, "visit_UnaryOp", _visit_unary_op)
-    if not hasattr(transformer, "visit_Compare"):  # before 3.9: chains were Python's, assignments were not visited
+    if not hasattr(transformer, "visit_Compare"):  # before 3.9 chains were Python's, assignments unvisited
         visit_assign = transformer.visit_Assign
 
         def visit_Assign(self: Any, node: ast.Assign) -> Any:  # noqa: N802 - ast's naming
@@ -621,7 +648,7 @@ def _visit_compare(self: ast.NodeTransformer, node: ast.Compare) -> ast.expr:
 
 
 def _index(t: _Triton, into: Installation) -> bool:
-    """Triton 3.6 takes int() of an array of one element, which numpy 2.4 refuses: tl.range, tensor descriptors."""
+    """Triton 3.6 takes int() of arrays of one element, which numpy 2.4 refuses: tl.range, descriptors."""
     if triton_version() > (3, 6):
         return False
     upstream = t.ip._patch_lang_tensor
@@ -635,7 +662,7 @@ def _index(t: _Triton, into: Installation) -> bool:
 
 
 def _ieee_silence(t: _Triton, into: Installation) -> None:
-    """A device does not warn of 0/0, log(0) or inf - inf, which masked lanes and −inf scores make all the time."""
+    """A device does not warn of 0/0, log(0) or inf − inf, which masked lanes and −inf scores often make."""
     upstream = t.ip.GridExecutor.__call__
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -646,7 +673,7 @@ def _ieee_silence(t: _Triton, into: Installation) -> None:
 
 
 def _patch_once(t: _Triton, into: Installation) -> None:
-    """Patch Triton's modules once a launch. Upstream does so at every tl.sum, and leaves what it patched there."""
+    """Patch Triton's modules once a launch. Upstream does so at every tl.sum, and leaves it patched."""
     upstream, tl, scope_class = t.ip._patch_lang, t.tl, t.ip._LangPatchScope
     launch = SimpleNamespace(scope=None, seen=set())
 
@@ -670,7 +697,8 @@ def _patch_once(t: _Triton, into: Installation) -> None:
 
 
 CORRECTIONS: dict[str, Callable[[_Triton, Installation], bool | None]] = {
-    "casts": _casts, "arithmetic": _arithmetic, "dot": _dot, "reductions": _reductions, "atomics": _atomics,
+    "casts": _casts, "arithmetic": _arithmetic, "dot": _dot, "reductions": _reductions, "scans": _scans,
+    "atomics": _atomics,
     "libdevice": _libdevice, "autotune": _autotune, "device_assert": _device_assert,
     "boolean_operators": _boolean_operators, "index": _index, "ieee_silence": _ieee_silence,
     "patch_once": _patch_once,
