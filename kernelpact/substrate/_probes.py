@@ -172,6 +172,13 @@ def boolean(y, low, high, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def float_argument(x, y, factor, BLOCK: tl.constexpr):
+    """y[BLOCK] = factor · x[BLOCK] in the type that the product has."""
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at) * factor)
+
+
+@triton.jit
 def descriptor(x, y, ROWS: tl.constexpr, COLS: tl.constexpr):
     """Copy the lower right tile of the tensor descriptor x to y[ROWS, COLS]."""
     tile = x.load([ROWS, COLS])

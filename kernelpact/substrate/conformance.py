@@ -313,6 +313,13 @@ def _probe_boolean(lab: _Lab) -> str:
     return lab.same(y, (((at >= 3) & (at < 9)) | (at == 0)).to(lab.torch.int32))
 
 
+def _probe_float_argument(lab: _Lab) -> str:
+    """A float argument is a float32, so that its product with bfloat16 is not rounded to bfloat16."""
+    x, y = lab.normal(16, seed=17, dtype="bfloat16"), lab.empty(16)
+    lab.kernels.float_argument[(1,)](x, y, 0.1, BLOCK=16)
+    return lab.same(y, x.float() * lab.torch.tensor(0.1, device=lab.device))
+
+
 def _probe_descriptor(lab: _Lab) -> str:
     descriptor = importlib.import_module("triton.tools.tensor_descriptor").TensorDescriptor
     x, y = lab.normal(15, 32, seed=15), lab.empty(8, 16)
@@ -360,6 +367,7 @@ PROBES: dict[str, Callable[[_Lab], str]] = {
     "loops": _probe_loops,
     "autotune": _probe_autotune,
     "boolean_operators": _probe_boolean,
+    "float_arguments": _probe_float_argument,
     "descriptors": _probe_descriptor,
     "block_pointers": _probe_block_pointer,
     "inline_asm": _probe_assembly,
@@ -369,7 +377,7 @@ PROBES: dict[str, Callable[[_Lab], str]] = {
 
 # --------------------------------------------------------------------------------------- what a kernel uses
 
-_BASE = frozenset({"gather", "int64_index", "loops"})
+_BASE = frozenset({"gather", "int64_index", "loops", "float_arguments"})
 _ELEMENTARY = (
     "exp", "exp2", "log", "log2", "sqrt", "sqrt_rn", "rsqrt", "sin", "cos", "sigmoid", "softmax", "erf",
 )  # fmt: skip
@@ -426,7 +434,9 @@ def _parts(thing: Any) -> Iterator[Any]:
     """Yield what a thing is made of or names: wrapped functions, methods, members, globals, closure cells."""
     if isinstance(thing, functools.partial):
         yield thing.func
-    elif isinstance(thing, types.MethodType | staticmethod | classmethod):
+    elif isinstance(thing, types.MethodType):
+        yield from (thing.__func__, thing.__self__)
+    elif isinstance(thing, staticmethod | classmethod):
         yield thing.__func__
     elif isinstance(thing, type):
         if _own(thing.__module__):

@@ -11,6 +11,7 @@ This module replaces those paths by what the PTX says that Triton 3.9 emits for 
 - bfloat16 arithmetic rounds after every operation, sums of bfloat16 and float16 included (``add.bf16``);
 - ``tl.max`` and ``tl.min`` drop NaN (``max.f32``);
 - ``tl.dot`` of float32 operands is TF32 unless ``input_precision="ieee"``: the low 13 bits are not read;
+- a Python float passed to a kernel is a float32 tensor (``.param .f32``), and promotes 16-bit operands;
 - fp8 values have no arithmetic: it does not compile, so here it is refused.
 
 Not modelled: a device's approximate exp2, division and rsqrt, contraction of a*b+c, the order of its
@@ -672,6 +673,18 @@ def _ieee_silence(t: _Triton, into: Installation) -> None:
     into.replace(t.ip.GridExecutor, "__call__", launch)
 
 
+def _float_arguments(t: _Triton, into: Installation) -> None:
+    """A Python float that a kernel is given is a float32 tensor on a device, and promotes 16-bit operands."""
+    upstream = t.ip._implicit_cvt
+
+    def convert(arg: Any) -> Any:
+        if not isinstance(arg, float):
+            return upstream(arg)
+        return t.tl.tensor(t.ip.TensorHandle(np.array([arg], dtype=np.float32), t.tl.float32), t.tl.float32)
+
+    into.replace(t.ip, "_implicit_cvt", convert)
+
+
 def _patch_once(t: _Triton, into: Installation) -> None:
     """Patch Triton's modules once a launch. Upstream does so at every tl.sum, and leaves it patched."""
     upstream, tl, scope_class = t.ip._patch_lang, t.tl, t.ip._LangPatchScope
@@ -700,8 +713,8 @@ CORRECTIONS: dict[str, Callable[[_Triton, Installation], bool | None]] = {
     "casts": _casts, "arithmetic": _arithmetic, "dot": _dot, "reductions": _reductions, "scans": _scans,
     "atomics": _atomics,
     "libdevice": _libdevice, "autotune": _autotune, "device_assert": _device_assert,
-    "boolean_operators": _boolean_operators, "index": _index, "ieee_silence": _ieee_silence,
-    "patch_once": _patch_once,
+    "boolean_operators": _boolean_operators, "float_arguments": _float_arguments, "index": _index,
+    "ieee_silence": _ieee_silence, "patch_once": _patch_once,
 }  # fmt: skip
 """The corrections by the names under which evidence records list them."""
 
