@@ -202,6 +202,8 @@ def test_arithmetic_is_torchs_bit_for_bit(op, dtype):
     a, b = bits.view(torch.bfloat16).to(dtype)
     got, want = operated(a, b, op), OPERATIONS[op](a, b)
     either_zero = (a == 0) & (b == 0)  # which zero is the larger is nobody's promise
+    if op == "neg" and interpreter.triton_version() < (3, 8):
+        either_zero = a == 0  # there −x was 0 − x, on a device too
     assert same_bits(got[~either_zero], want[~either_zero])
 
 
@@ -327,14 +329,15 @@ def scan_rows(x, y, REVERSE: tl.constexpr, AXIS: tl.constexpr, ROWS: tl.constexp
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_bfloat16_running_sums_round_at_every_step(reverse, axis):
-    """A cumulative sum of bfloat16 is the sequential one, rounded step by step."""
+    """A cumulative sum of bfloat16 is the sequential one, in float32 before Triton 3.9, then in bfloat16."""
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(7)).to(torch.bfloat16)
     y = torch.empty_like(x)
     launch(scan_rows, x, y, REVERSE=reverse, AXIS=axis, ROWS=8, COLS=16)
-    steps = list((x.flip(axis) if reverse else x).unbind(axis))
+    kind = torch.bfloat16 if interpreter.triton_version() >= (3, 9) else torch.float32
+    steps = list((x.flip(axis) if reverse else x).to(kind).unbind(axis))
     for i in range(1, len(steps)):
         steps[i] = steps[i - 1] + steps[i]
-    want = torch.stack(steps, axis)
+    want = torch.stack(steps, axis).to(torch.bfloat16)
     assert torch.equal(y, want.flip(axis) if reverse else want)
 
 
