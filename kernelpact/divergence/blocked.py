@@ -28,33 +28,55 @@ _CHUNK = 512  # width of the pieces in which a row's maximum is located
 # Stands for infinity where 0·∞ would be NaN: exp(−HUGE) is 0, and HUGE times a probability is finite.
 _HUGE = {torch.float32: 1e30, torch.float64: 1e300}
 
-# Largest |l| on the smooth route, and there h as a polynomial in l (from 1 to l⁴, Chebyshev nodes, relative
-# error below 2e-6 in float32 and 4e-12 in float64; tests/test_divergence.py recomputes the errors):
+# The smooth route: largest |l|, and there h as a polynomial in l (1, l, l², …; Chebyshev nodes). Relative errors stay
+# below 2e-6, 6e-7 (float32) and 4e-12 (float64); tests/test_divergence.py computes them again.
 #   reverse_kl   1/l − 1/expm1(l)
 #   js           (1 − coth(l/2)·ln cosh(l/2)/(l/2))/4
 #   hellinger²   tanh(l/4)/(2l)
 #   E_q l²       l/expm1(l)
-SMOOTH_LIMIT = {torch.float32: 0.8, torch.float64: 0.0625}
 POLYNOMIALS = {
-    torch.float32: (
-        (0.5, -0.083329183837480087, 0.0, 0.0013628508233682409, 0.0),
-        (0.125, 0.0, -0.0052066280810868527, 0.0, 0.00024965928347388252),
-        (0.125, 0.0, -0.0026039600563520249, 0.0, 6.3807619435646866e-5),
-        (1.0, -0.5, 0.083329183837480087, 0.0, -0.0013628508233682409),
-    ),
-    torch.float64: (
-        (0.5, -0.083333333175668335, 0.0, 0.0013887274359885273, 0.0),
-        (0.125, 0.0, -0.0052083332668293356, 0.0, 0.00026034856267313123),
-        (0.125, 0.0, -0.0026041666588142232, 0.0, 6.5096125565682916e-5),
-        (1.0, -0.5, 0.083333333175668335, 0.0, -0.0013887274359885273),
-    ),
+    torch.float32: {
+        0.75: (
+            (0.5, -0.083329183837480087, 0.0, 0.0013628508233682409, 0.0),
+            (0.125, 0.0, -0.0052066280810868527, 0.0, 0.00024965928347388252),
+            (0.125, 0.0, -0.0026039600563520249, 0.0, 6.3807619435646866e-5),
+            (1.0, -0.5, 0.083329183837480087, 0.0, -0.0013628508233682409),
+        ),
+        2.5: (
+            (
+                *(0.5, -0.083333297460731929, 0.0, 0.0013887731881285402, 0.0, -3.2962999141786551e-5),
+                *(0.0, 7.8642554727055916e-7, 0.0, -1.3837916434549166e-8, 0.0),
+            ),
+            (
+                *(0.125, 0.0, -0.0052082040362681568, 0.0, 0.00025999381000366202, 0.0),
+                *(-1.3550354676465505e-5, 0.0, 6.5419811611438523e-7, 0.0, -1.9290209976752447e-8),
+            ),
+            (
+                *(0.125, 0.0, -0.0026041648499452925, 0.0, 6.5098307140191759e-5, 0.0),
+                *(-1.6416230797220459e-6, 0.0, 3.9672065984746518e-8, 0.0, -7.0009390174786199e-10),
+            ),
+            (
+                *(1.0, -0.5, 0.083333297460731929, 0.0, -0.0013887731881285402, 0.0),
+                *(3.2962999141786551e-5, 0.0, -7.8642554727055916e-7, 0.0, 1.3837916434549166e-8),
+            ),
+        ),
+    },
+    torch.float64: {
+        0.0625: (
+            (0.5, -0.083333333175668335, 0.0, 0.0013887274359885273, 0.0),
+            (0.125, 0.0, -0.0052083332668293356, 0.0, 0.00026034856267313123),
+            (0.125, 0.0, -0.0026041666588142232, 0.0, 6.5096125565682916e-5),
+            (1.0, -0.5, 0.083333333175668335, 0.0, -0.0013887274359885273),
+        ),
+    },
 }
 
 # Columns of a run's table, one value a row of logits. `rest` sums exp(a) over all tokens but the likeliest.
 _COLUMNS = (
-    "xmax", "ymax", "hi", "lo", "center", "shift", "head_exact", "direct", "lost_inf", "lost_train",
-    "rest", "partition", "sum_a", "sum_d", "gamma", "tv", "sum_au", "chi2", "m0", "m1", "m2", "m3", "m4",
-    "rest_train", "sum_b", "kl", "reverse_kl", "js", "hellinger2", "variance",
+    "xmax", "ymax", "hi", "lo", "center", "shift", "reach", "head_exact", "limit", "lost_inf", "lost_train",
+    "rest", "partition", "sum_a", "sum_d", "gamma", "tv", "sum_au", "chi2",
+    "m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "m9", "m10",
+    "rest_train", "sum_b", "kl", "reverse_kl", "js", "js_lesser", "overlap", "hellinger2", "variance",
 )  # fmt: skip
 Columns = dict[str, Tensor]
 
@@ -116,13 +138,13 @@ class _Arrays:
         self._search(block, piece, index)
 
     def _search(self, block: Tensor, piece: Tensor, index: Tensor) -> None:
-        start = piece.mul_(_CHUNK).clamp_(max=block.shape[1] - _CHUNK)
-        if block.shape[0] == 1:  # two slices cost less than a gather
-            at = int(start)
-            index.fill_(at + int(block[0, at : at + _CHUNK].argmax()))
-        else:
-            window = start[:, None] + torch.arange(_CHUNK, device=block.device)
-            torch.add(block.gather(1, window).argmax(1, keepdim=True), start[:, None], out=index)
+        if block.shape[0] == 1:  # plain slices cost less than a gather
+            start = min(int(piece) * _CHUNK, block.shape[1] - _CHUNK)
+            index.fill_(start + int(block[0, start : start + _CHUNK].argmax()))
+            return
+        begin = piece.mul_(_CHUNK).clamp_(max=block.shape[1] - _CHUNK)[:, None]
+        window = begin + torch.arange(_CHUNK, device=block.device)
+        torch.add(block.gather(1, window).argmax(1, keepdim=True), begin, out=index)
 
 
 class _Scratch:
@@ -188,14 +210,17 @@ class _Block:
             self._unmask()
         self._inference_side(masked)
         self._center(masked)
-        big = self._big()
-        if (count := int(big.sum())) not in (0, len(big)):
-            self._split(big, table, index)
+        limit = self._route()
+        if limit is None:
+            self._split(table, index)
             return
-        if count:
+        self.cols["limit"].fill_(limit)
+        if math.isfinite(limit):
+            self._smooth(limit)
+        elif self.dtype is torch.float64:
             self._direct()
         else:
-            self._smooth(masked)
+            self._apart()
         table.copy_(self.arrays.table)
         index.copy_(self.arrays.index)
 
@@ -242,40 +267,52 @@ class _Block:
             values.clamp_(-self.huge, self.huge)
 
     def _center(self, masked: bool) -> None:
-        """d = (δ − c)/τ with c the mean of δ under q, over the common support."""
-        cols, d, inf = self.cols, self.d, float("inf")
+        """d = (δ − c)/τ with c the mean of δ under q, over the common support; 0 where both sides mask."""
+        cols, d = self.cols, self.d
         if masked:
             torch.nan_to_num(d, 0.0, 0.0, 0.0, out=self.t).mul_(self.e)
         else:
             torch.mul(self.e, d, out=self.t)
         self._sum(self.t, "sum_d")
         # Held within the range: a constant δ is its own mean, to the bit.
-        mean = cols["sum_d"].div(cols["partition"]).clamp_(cols["lo"], cols["hi"])
-        cols["center"].copy_(mean)
-        if masked:
-            d.nan_to_num_(0.0, inf, -inf)
+        torch.div(cols["sum_d"], cols["partition"], out=cols["center"]).clamp_(cols["lo"], cols["hi"])
         d.sub_(self.by_row["center"])
+        if masked:
+            d.nan_to_num_(0.0, self.huge, -self.huge)
         self._scale(d, masked)
 
-    def _big(self) -> Tensor:
-        """Rows of the block with a difference too large for the polynomials (false for NaN: those are void)."""
+    def _route(self) -> float | None:
+        """The limit of the polynomials that reach the block's differences, inf where none does, None where rows differ."""
         cols = self.cols
-        reach = torch.maximum(cols["hi"] - cols["center"], cols["center"] - cols["lo"])
-        return reach > 0.96 * SMOOTH_LIMIT[self.dtype] / self.inverse
+        torch.sub(cols["hi"], cols["center"], out=cols["reach"])
+        torch.maximum(cols["reach"], cols["center"] - cols["lo"], out=cols["reach"])
+        reach = cols["reach"].mul_(self.inverse)
+        nearest = min(POLYNOMIALS[self.dtype])
+        if float(reach.amax()) <= 0.96 * nearest:
+            return nearest
+        routes = self._routes()
+        return float(routes[0]) if bool((routes == routes[0]).all()) else None
 
-    def _split(self, big: Tensor, table: Tensor, index: Tensor) -> None:
-        """A block whose rows need different routes is two blocks."""
-        for part in (big, ~big):
-            at = part.nonzero().squeeze(1)
+    def _routes(self) -> Tensor:
+        """The same for each row, [R]. Void rows (NaN) take the nearest: nothing of theirs is read."""
+        reach, route = self.cols["reach"], torch.zeros_like(self.cols["reach"])
+        limits = (*POLYNOMIALS[self.dtype], math.inf)
+        for below, limit in zip((-math.inf, *limits), limits, strict=False):
+            route.masked_fill_(reach > 0.96 * below, limit)
+        return route.masked_fill_(reach.isnan(), limits[0])
+
+    def _split(self, table: Tensor, index: Tensor) -> None:
+        """A block whose rows need different routes is several blocks."""
+        route = self._routes()
+        for limit in route.unique():
+            at = (route == limit).nonzero().squeeze(1)
             inner, places = table[:, at], index[:, at]
             _Block(self.x[at], self.y[at], self.scratch, self.inverse).run(inner, places)
             table[:, at], index[:, at] = inner, places
 
-    def _smooth(self, masked: bool) -> None:
+    def _smooth(self, limit: float) -> None:
         """Sums over v = −(1 + γ)·u/2, where 1 + γ = E_q exp(d), and the moments of e·v·l."""
         cols, a, d, e, v, t = self.cols, self.a, self.d, self.e, self.s, self.t
-        if masked:
-            d.mul_(torch.sign(e, out=t))
         # expm1(d)/2 = tanh(d/2)/(1 − tanh(d/2)): half the time of expm1, and as accurate.
         torch.mul(d, -0.5, out=v).tanh_()
         v.div_(torch.add(v, 1.0, out=t))
@@ -288,57 +325,71 @@ class _Block:
         e.mul_(v)
         self._sum(torch.abs(e, out=t), "tv")
         self._sum(torch.mul(e, v, out=t), "chi2")
-        for name in ("m0", "m1", "m2", "m3", "m4"):
-            self._sum(e.mul_(d), name)
+        for power in range(len(POLYNOMIALS[self.dtype][limit][0])):
+            self._sum(e.mul_(d), f"m{power}")
+
+    def _apart(self) -> None:
+        """Float32 sums for rows plainly apart, where nothing that cancels is small (`_settled32` sees to it)."""
+        cols, p, q, d, s, t = self.cols, self.a, self.e, self.d, self.s, self.t
+        self._residuals()
+        self._train_side(p)
+        cols["shift"].copy_(self._shift())
+        d.sub_(self.by_row["shift"])
+        q.div_(self.by_row["partition"])
+        p.div_(cols["rest_train"][:, None] + 1)
+        self._sum(torch.mul(p, d, out=s), "kl")
+        self._sum(torch.mul(q, d, out=s).neg_(), "reverse_kl")
+        self._sum(torch.mul(p, q, out=s).sqrt_(), "overlap")
+        # js = ln 2 − ½ Σ [(p + q)·ln(1 + e^−|l|) + min(p, q)·|l|]
+        self._sum(torch.minimum(p, q, out=s).mul_(torch.abs(d, out=t)), "js_lesser")
+        self._sum(t.neg_().exp_().add_(1.0).log_().mul_(torch.add(p, q, out=s)), "js")
+        self._sum(torch.abs(p.sub_(q), out=s), "tv")
+        self._sum(d.exp_().sub_(1.0).mul_(p), "chi2")  # (p − q)·(w − 1)
 
     def _direct(self) -> None:
-        """Sums over m = max(p, q), s = 1 − exp(−|l|) and k = 1 − exp(−|l|/2); e and d as in `_center`."""
-        cols = self.cols
-        cols["direct"].fill_(1.0)
-        torch.mul(self.e, self.d, out=self.t)
-        self._sum(self.t, "sum_d")  # now the residual of the mean, in units of 1/τ
-        self._sum(self.t.mul_(self.d), "variance")
+        """Float64 sums over m = max(p, q), s = 1 − exp(−|l|) and k = 1 − exp(−|l|/2), for any row whatever."""
+        self._residuals()
         gamma = self._gamma()
-        self._train_side()
-        cols["shift"].copy_(self._shift(gamma))
+        self._train_side(self.a)
+        shift = torch.where(gamma > -0.5, torch.log1p(gamma), self._shift())
+        self.cols["shift"].copy_(shift)
         self.d.sub_(self.by_row["shift"])
-        self._log_inf()
+        self.s.sub_(torch.log1p(self.cols["rest_train"])[:, None])  # ln p
+        self.a.copy_(self.y).sub_(self.by_row["ymax"])
+        self._scale(self.a, masked=True)
+        self.a.sub_(torch.log1p(self.cols["rest"])[:, None])  # ln q
         self._terms()
+
+    def _residuals(self) -> None:
+        """Variance of δ/τ under q, and what the centre in use differs from the mean."""
+        torch.mul(self.e, self.d, out=self.t)
+        self._sum(self.t, "sum_d")
+        self._sum(self.t.mul_(self.d), "variance")
 
     def _gamma(self) -> Tensor:
         """E_q expm1(d), [R]: keeps its digits for rows that hardly differ; NaN where exp would overflow."""
         cols = self.cols
-        overflow = (cols["hi"] - cols["center"]) * self.inverse > 80.0
-        if bool(overflow.all()) or self.dtype is torch.float32:  # float32 keeps no row that hardly differs
-            return torch.full_like(cols["gamma"], math.nan)
         torch.clamp(self.d, max=80.0, out=self.t).expm1_().mul_(self.e)
         self._sum(self.t, "gamma")
+        overflow = (cols["hi"] - cols["center"]) * self.inverse > 80.0
         return (cols["gamma"] / cols["partition"]).masked_fill_(overflow, math.nan)
 
-    def _train_side(self) -> None:
-        """b = (x − max x)/τ and the entropy sums of p; leaves ln p in `s`."""
-        cols, b, t, top = self.cols, self.s, self.t, self.arrays.top
+    def _train_side(self, e: Tensor) -> None:
+        """b = (x − max x)/τ into `s`, exp(b) into `e`, and the entropy sums of p."""
+        cols, b, top = self.cols, self.s, self.arrays.top
         b.copy_(self.x).sub_(self.by_row["xmax"])
         self._scale(b, masked=True)
-        torch.exp(b, out=t)
-        t.scatter_(1, top, 0.0)
-        self._sum(t, "rest_train")
-        t.scatter_(1, top, 1.0)
-        self._sum(t.mul_(b), "sum_b")
-        b.sub_(torch.log1p(cols["rest_train"])[:, None])
+        torch.exp(b, out=e)
+        e.scatter_(1, top, 0.0)
+        self._sum(e, "rest_train")
+        e.scatter_(1, top, 1.0)
+        self._sum(torch.mul(e, b, out=self.t), "sum_b")
 
-    def _log_inf(self) -> None:
-        """ln q in `a`."""
-        self.a.copy_(self.y).sub_(self.by_row["ymax"])
-        self._scale(self.a, masked=True)
-        self.a.sub_(torch.log1p(self.cols["rest"])[:, None])
-
-    def _shift(self, gamma: Tensor) -> Tensor:
-        """ln E_q exp(d): from γ where it is at hand, else as the difference of the two partition sums."""
+    def _shift(self) -> Tensor:
+        """ln E_q exp(d) as the difference of the two partition sums, float64 [R]."""
         xmax, ymax, center = (self.cols[name].double() * self.inverse for name in ("xmax", "ymax", "center"))
         rest_train, rest = (torch.log1p(self.cols[name].double()) for name in ("rest_train", "rest"))
-        apart = (xmax - ymax - center) + (rest_train - rest)
-        return torch.where(gamma > -0.5, torch.log1p(gamma.double()), apart)
+        return (xmax - ymax - center) + (rest_train - rest)
 
     def _terms(self) -> None:
         """The sums themselves. l is in `d`, ln q in `a`, ln p in `s`; every array is reused once it is spent."""
@@ -352,12 +403,10 @@ class _Block:
         sums(torch.mul(m, s, out=t), "tv")
         log_m.add_(torch.clamp(l, min=0.0, out=t)).exp_().mul_(s).mul_(s)
         sums(log_m, "chi2")
-        # js: −(2 − s)·ln(1 − s/2) − (1 − s)·|l|, the factor s − 2 as 2·(s/2 − 1)
-        spare = self.a
-        torch.mul(s, -0.5, out=t).log1p_().mul_(torch.sub(s, 2.0, out=spare))
-        torch.abs(l, out=spare)
-        t.sub_(spare).addcmul_(s, spare)
-        sums(t.mul_(m), "js")
+        # js: −(2 − s)·ln(1 − s/2) − (1 − s)·|l|; the product first, since |l| may stand for infinity.
+        js = torch.abs(l, out=self.a).mul_(torch.sub(s, 1.0, out=t))
+        torch.mul(s, -0.5, out=t).log1p_()
+        sums(js.addcmul_(s, t).sub_(t, alpha=2.0).mul_(m), "js")
         self._kl_terms(m, s)
 
     def _kl_terms(self, m: Tensor, s: Tensor) -> None:
@@ -375,8 +424,8 @@ class _Block:
 def _metrics(table: Columns, dtype: torch.dtype, temperature: float) -> Columns:
     """The metrics of each row from its sums, float64 [T]; with `settled` where the sums are float32."""
     cols = {name: column.double() for name, column in table.items() if not name.startswith(("top", "head"))}
-    direct = cols["direct"] > 0
-    smooth, exact = _smooth_metrics(cols, dtype), _direct_metrics(cols)
+    direct = torch.isinf(cols["limit"])
+    smooth, exact = _smooth_metrics(cols, dtype), _direct_metrics(cols, dtype)
     out = {name: torch.where(direct, exact[name], smooth[name]) for name in smooth}
     out["center"] = cols["center"]
     out["entropy_inf"] = torch.log1p(cols["rest"]) - cols["sum_a"] / (1 + cols["rest"])
@@ -388,16 +437,19 @@ def _metrics(table: Columns, dtype: torch.dtype, temperature: float) -> Columns:
     if dtype is torch.float32:
         cols["head_exact"] = table["head_exact"].double()
         out["settled"] = _settled32(cols, out, temperature)
-    return _limits(out, cols)
+    return limits(out, cols)
 
 
 def _smooth_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
     partition = 1 + cols["rest"]
     growth = 1 - 2 * cols["gamma"]
     scale = 1 / (partition * growth)
-    moments = torch.stack([cols[f"m{k}"] for k in range(5)])
-    weights = torch.tensor(POLYNOMIALS[dtype], dtype=torch.float64, device=moments.device)
-    reverse_kl, js, hellinger2, second = (weights @ moments) * (-2 * scale)
+    moments = torch.stack([cols[f"m{power}"] for power in range(11)])
+    sums = moments.new_full((4, moments.shape[1]), math.nan)
+    for limit, rows in POLYNOMIALS[dtype].items():
+        weights = torch.tensor(rows, dtype=torch.float64, device=moments.device)
+        sums = torch.where(cols["limit"] == moments.new_tensor(limit, dtype=dtype), weights @ moments[: len(rows[0])], sums)
+    reverse_kl, js, hellinger2, second = sums * (-2 * scale)
     kl = -2 * scale * cols["m0"] - reverse_kl
     cross = torch.log1p(cols["rest"]) - (cols["sum_a"] / partition - 2 * scale * cols["sum_au"])
     return {
@@ -413,17 +465,20 @@ def _smooth_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
     }
 
 
-def _direct_metrics(cols: Columns) -> Columns:
+def _direct_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
     partition, train = 1 + cols["rest"], 1 + cols["rest_train"]
     variance = cols["variance"] / partition - (cols["sum_d"] / partition) ** 2
+    hellinger2, js = cols["hellinger2"] / 2, cols["js"] / 2
+    if dtype is torch.float32:
+        hellinger2, js = 1 - cols["overlap"], math.log(2) - (cols["js"] + cols["js_lesser"]) / 2
     return {
         "shift": cols["shift"],
         "tv": cols["tv"] / 2,
         "chi2": cols["chi2"],
         "kl": cols["kl"],
         "reverse_kl": cols["reverse_kl"],
-        "js": cols["js"] / 2,
-        "hellinger": (cols["hellinger2"] / 2).sqrt(),
+        "js": js,
+        "hellinger": hellinger2.clamp(min=0).sqrt(),
         "drift_rms": variance.clamp(min=0).sqrt(),
         "entropy_train": torch.log1p(cols["rest_train"]) - cols["sum_b"] / train,
     }
@@ -441,15 +496,16 @@ def _settled32(cols: Columns, out: Columns, temperature: float) -> Tensor:
     mass = torch.where(cols["head_exact"] > 0, cols["rest"] / (1 + cols["rest"]), 1.0)
     fine = (offset <= 16 * drift) & (mass * cols["center"].abs() / temperature <= 30 * tv)
     fine &= (drift >= 1e-10) & (tv >= 1e-13 * drift)
-    smooth = (fine | (offset == 0)) & (out["max_dlogp"] <= SMOOTH_LIMIT[torch.float32])
-    # The direct terms cancel to second order where |l| is small, so they are kept where the row is plainly apart.
-    direct = fine & (tv >= 0.05) & (out["js"] >= 0.02) & (drift <= 15) & (cols["rest_train"] >= 1e-13)
+    smooth = (fine | (offset == 0)) & (out["max_dlogp"] <= cols["limit"])
+    # Sums of that route carry 1e-7 of themselves, or of 1: kept where the row is plainly apart.
+    apart = fine & (tv >= 0.05) & (out["js"] >= 0.02) & (out["hellinger"] >= 0.15)
+    apart &= (drift <= 20) & (out["max_dlogp"] <= 40) & (cols["rest_train"] >= 1e-13)
     finite = torch.stack([torch.isfinite(value) for value in out.values()]).all(0)
     void = ~(torch.isfinite(cols["xmax"]) & torch.isfinite(cols["ymax"]))
-    return torch.where(cols["direct"] > 0, direct, smooth) & finite & (cols["rest"] >= 1e-13) | void
+    return torch.where(torch.isinf(cols["limit"]), apart, smooth) & finite & (cols["rest"] >= 1e-13) | void
 
 
-def _limits(out: Columns, cols: Columns) -> Columns:
+def limits(out: Columns, cols: Columns) -> Columns:
     """The values that a masked token forces, and NaN with its flag where a side is no distribution."""
     inf, nan = float("inf"), float("nan")
     lost_inf, lost_train = cols["lost_inf"] > 0, cols["lost_train"] > 0
