@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from kernelpact.contract import Contract, DerivedBudget, NumericalClause
 from kernelpact.evidence import Result
 from kernelpact.operators import Operator, Oracle, Recipe, operators, oracles
 from kernelpact.pairs import KernelPair
-from kernelpact.trial import KernelFault, Trial
+from kernelpact.trial import KernelError, Trial
 from kernelpact.verdict import Verdict
 
 __all__ = ["Case", "Cell", "PlanError", "Promise", "merge_domain", "plan", "unproven"]
@@ -62,7 +63,7 @@ class Promise:
 
     def result(self, verdict: Verdict, **facts: Any) -> Result:
         """Give the result of this promise."""
-        metric = getattr(self.terms, "metric", None) or getattr(self.terms, "quantity", "")
+        metric: str = getattr(self.terms, "metric", "") or self.terms.quantity
         return Result(
             self.label, self.family, metric, self.terms.severity, verdict, self.terms.why or "", self.line,
             higher_is_better=self.higher_is_better, **{"allowed": self.limit, **facts},
@@ -112,7 +113,7 @@ class Case:
         for position in wanted:
             try:
                 verdict = self._judge(self.promises[position], trial)
-            except KernelFault as fault:
+            except KernelError as fault:
                 verdict = (str(fault).split(" ", 1)[0], relations.as_error(str(fault)))
             if verdict is not None:
                 found[position] = verdict
@@ -182,6 +183,7 @@ def plan(
             )
         for pair in covered:
             _check_operator(pair)
+            _check_terms(contract, operators[pair.op])
             cases.extend(_cases_of(contract, pair, cell, _obstacle(contract, pair, cell) or obstacles(pair)))
     return cases
 
@@ -200,6 +202,34 @@ def _check_operator(pair: KernelPair) -> None:
     for what, known in (("operator", operators), ("oracle for operator", oracles)):
         if pair.op not in known:
             raise PlanError(f"pair {pair.name!r}: no {what} {pair.op!r}; known: {', '.join(sorted(known))}")
+
+
+def _check_terms(contract: Contract, operator: Operator) -> None:
+    """Hold every output and transformation that a contract names against what the operator has."""
+    for position, clause in enumerate(contract.numerical):
+        where = f"{contract.origin.path}:{contract.origin.line('numerical', position)}"
+        if clause.metric not in clauses:
+            raise PlanError(
+                f"{where}: no clause measures {clause.metric!r}; known: {', '.join(sorted(clauses))}"
+            )
+        if clause.relation == "gradient":
+            asked, known, what = [clause.output], operator.differentiable, "is differentiable in"
+        else:
+            asked, known, what = [clause.output], operator.outputs, "has the outputs"
+        _check_known(asked, known, f"{where}: operator {operator.name} {what}")
+        _check_known(
+            clause.under,
+            tuple(operator.variants),
+            f"{where}: operator {operator.name} can be presented under",
+        )
+
+
+def _check_known(asked: Iterable[str | None], known: Sequence[str], where: str) -> None:
+    for name in asked:
+        if name is not None and name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise PlanError(f"{where} {', '.join(known) or 'none'}; found {name!r}{hint}")
 
 
 def _obstacle(contract: Contract, pair: KernelPair, cell: Cell) -> str:
@@ -236,7 +266,10 @@ def _promises(contract: Contract, pair: KernelPair, dtype: str, cell: Cell) -> I
         if clause.pairs and not any(fnmatch.fnmatchcase(pair.name, pattern) for pattern in clause.pairs):
             continue
         limit = relations.limit_of(clause, dtype, cell.hardware)
-        yield clause.relation, Promise(clause.label(), "numerical", clause, limit, line("numerical", position))
+        yield (
+            clause.relation,
+            Promise(clause.label(), "numerical", clause, limit, line("numerical", position)),
+        )
     for position, budget in enumerate(contract.derived):
         limit = budget.max if budget.max is not None else budget.min
         label = f"derived.{derived.label(budget)}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
 
 __all__ = [
     "Assumptions",
@@ -66,11 +66,11 @@ Limit = NonNegative | DtypeLimit
 
 def limit_at(limit: Limit | None, dtype: str, hardware: str) -> float | None:
     """Resolve a limit for one dtype and one hardware cell; None where it says nothing of them."""
-    if isinstance(limit, Mapping):
-        limit = limit.get(dtype)  # type: ignore[call-overload]
-    if isinstance(limit, Mapping):
-        limit = limit.get(hardware)
-    return None if limit is None else float(limit)
+    found: Any = limit
+    for key in (dtype, hardware):
+        if isinstance(found, Mapping):
+            found = found.get(key)
+    return None if found is None else float(found)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,9 @@ class NumericalClause(_Clause):
 
     def label(self) -> str:
         """Name the promise for people: `parity(o).rel_rms`."""
-        inside = ",".join([*([self.of] if self.of else []), *self.under, *([self.output] if self.output else [])])
+        inside = ",".join(
+            [*([self.of] if self.of else []), *self.under, *([self.output] if self.output else [])]
+        )
         return f"{self.relation}({inside}).{self.metric}" if inside else f"{self.relation}.{self.metric}"
 
 

@@ -83,7 +83,10 @@ def judge(
     verdict = Verdict.HOLDS if within else Verdict.VIOLATED
     finding = Finding(verdict, found.observed, limit, (found.token,), bound=found.bound)
     if not _sound(found, floor):
-        reason = f"{budget.quantity} {found.observed:.9g} is outside its bound {found.bound:.9g} at drift {found.drift:.9g}"
+        reason = (
+            f"{budget.quantity} {found.observed:.9g} is outside its bound {found.bound:.9g} "
+            f"at drift {found.drift:.9g}"
+        )
         finding = replace(finding, verdict=Verdict.ERROR, reason=reason)
     return "logits", finding
 

@@ -17,7 +17,16 @@ from typing import Any
 
 from kernelpact.verdict import Verdict
 
-__all__ = ["SCHEMA", "Counterexample", "Item", "Result", "encode", "known_tokens", "load_counterexample", "write_json"]
+__all__ = [
+    "SCHEMA",
+    "Counterexample",
+    "Item",
+    "Result",
+    "encode",
+    "known_tokens",
+    "load_counterexample",
+    "write_json",
+]
 
 SCHEMA = 1
 

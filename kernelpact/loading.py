@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from kernelpact.pairs import KernelPair, PairError, load_pairs, registry
 from kernelpact.suite_root import suite_root

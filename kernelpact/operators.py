@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Operator", "OperatorError", "Recipe", "Variant", "operators", "oracle", "oracles", "register_operator"]
+__all__ = [
+    "Operator",
+    "OperatorError",
+    "Recipe",
+    "Variant",
+    "operators",
+    "oracle",
+    "oracles",
+    "register_operator",
+]
 
 Recipe = dict[str, Any]
 """A compact, JSON-serialisable description of one input: shapes, layout, kinds of rows, seed."""

@@ -58,7 +58,9 @@ class KernelPair:
         for what, given, allowed in (("dtypes", self.dtypes, DTYPES), ("devices", self.devices, DEVICES)):
             unknown = [value for value in given if value not in allowed]
             if isinstance(given, str) or not given or unknown:
-                raise PairError(f"pair {self.name}: {what}={given!r}, allowed: a non-empty tuple of {allowed}")
+                raise PairError(
+                    f"pair {self.name}: {what}={given!r}, allowed: a non-empty tuple of {allowed}"
+                )
 
     def missing(self) -> tuple[str, ...]:
         """Name the packages of `requires` that cannot be found here."""
@@ -182,15 +184,17 @@ def _import(what: str, load: Callable[[], ModuleType]) -> ModuleType:
         return load()
     except PairError:
         raise
-    except Exception as error:  # noqa: BLE001 - a pair module is a stranger's code: whatever it raises is reported
+    except Exception as error:
         line = _line_in(what, error)
         raise PairError(f"{what}{line}: cannot import pairs: {type(error).__name__}: {error}") from error
 
 
 def _line_in(what: str, error: BaseException) -> str:
-    lines = [frame.lineno for frame in inspect.getinnerframes(error.__traceback__) if frame.filename == what] if (
-        error.__traceback__
-    ) else []
+    lines = (
+        [frame.lineno for frame in inspect.getinnerframes(error.__traceback__) if frame.filename == what]
+        if (error.__traceback__)
+        else []
+    )
     return f":{lines[-1]}" if lines else ""
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kernelpact import clauses
 from kernelpact.clauses import Finding, Sample
 from kernelpact.contract import LIMITLESS, NumericalClause
-from kernelpact.trial import KernelFault, Trial
+from kernelpact.trial import KernelError, Trial
 from kernelpact.verdict import Verdict
 
 __all__ = ["RELATIONS", "RelationError", "findings"]
@@ -37,7 +37,7 @@ class Located:
 def findings(clause: NumericalClause, trial: Trial, limit: float) -> list[tuple[str, Finding]]:
     """Judge one clause on one trial: a finding for each output, each named.
 
-    Errors: KernelFault when a kernel breaks its interface; RelationError for an unknown output.
+    Errors: KernelError when a kernel breaks its interface; RelationError for an unknown output.
     """
     judge = clauses.make(clause.metric, output=clause.output, limit=limit, why=clause.why).judge
     return [(located.name, judge(located.sample)) for located in RELATIONS[clause.relation](clause, trial)]
@@ -54,7 +54,9 @@ def outputs_of(clause: NumericalClause, trial: Trial) -> tuple[str, ...]:
     if clause.output is None:
         return names
     if clause.output not in names:
-        raise RelationError(f"operator {trial.operator.name} has outputs {list(names)}, not {clause.output!r}")
+        raise RelationError(
+            f"operator {trial.operator.name} has outputs {list(names)}, not {clause.output!r}"
+        )
     return (clause.output,)
 
 
@@ -120,7 +122,7 @@ def _gradients(trial: Trial, side: str) -> dict[str, Tensor]:
         try:
             outputs = trial.pair.train(**inputs)
         except Exception as error:
-            raise KernelFault(f"train raised {type(error).__name__} under autograd: {error}") from error
+            raise KernelError(f"train raised {type(error).__name__} under autograd: {error}") from error
     if isinstance(outputs, Tensor):
         outputs = {trial.operator.outputs[0]: outputs}
     generator = torch.Generator().manual_seed(0)
@@ -132,7 +134,7 @@ def _gradients(trial: Trial, side: str) -> dict[str, Tensor]:
         finite = value.double().where(value.isfinite(), 0.0)
         total = total + (finite * weights.double()).sum()
     if not total.requires_grad:
-        raise KernelFault(f"{side} gives outputs that do not depend on {list(wanted)} for autograd")
+        raise KernelError(f"{side} gives outputs that do not depend on {list(wanted)} for autograd")
     gradients = torch.autograd.grad(total, [inputs[name] for name in wanted], allow_unused=True)
     return {
         name: torch.zeros_like(inputs[name]) if gradient is None else gradient.detach()

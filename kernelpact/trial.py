@@ -14,19 +14,19 @@ from torch import Tensor
 from kernelpact.operators import Inputs, Operator, Oracle, Recipe
 from kernelpact.pairs import KernelPair
 
-__all__ = ["KernelFault", "Outputs", "Trial"]
+__all__ = ["KernelError", "Outputs", "Trial"]
 
 Outputs = dict[str, Tensor]
 
 
-class KernelFault(Exception):
+class KernelError(Exception):
     """A kernel broke its interface: it raised, mutated an input, or returned the wrong thing."""
 
 
 class Trial:
     """One recipe, built for one dtype and device, and what each side makes of it.
 
-    Errors: KernelFault from the properties that run a kernel.
+    Errors: KernelError from the properties that run a kernel.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Trial:
             try:
                 given = kernel(**inputs)
             except Exception as error:
-                raise KernelFault(f"{side} raised {type(error).__name__}: {_first_line(error)}") from error
+                raise KernelError(f"{side} raised {type(error).__name__}: {_first_line(error)}") from error
         for name, (tensor, bits) in before.items():
             if not torch.equal(_bits(tensor), bits):
-                raise KernelFault(f"{side} mutates its input {name}")
+                raise KernelError(f"{side} mutates its input {name}")
         outputs = self._named(side, given)
         self._check(side, outputs, inputs)
         return outputs
@@ -81,11 +81,11 @@ class Trial:
         if isinstance(given, Tensor):
             given = {expected[0]: given}
         if not isinstance(given, Mapping):
-            raise KernelFault(
+            raise KernelError(
                 f"{side} returns {type(given).__name__}, expected a tensor or a dict of {list(expected)}"
             )
         if missing := [name for name in expected if not isinstance(given.get(name), Tensor)]:
-            raise KernelFault(f"{side} returns {sorted(given)}, without the tensors {missing}")
+            raise KernelError(f"{side} returns {sorted(given)}, without the tensors {missing}")
         return {name: given[name].detach() for name in expected}
 
     def _check(self, side: str, outputs: Outputs, inputs: Inputs) -> None:
@@ -98,7 +98,7 @@ class Trial:
             )
             for what, found, expected in facts:
                 if found != expected:
-                    raise KernelFault(f"{side} returns {name} with {what} {found}, expected {expected}")
+                    raise KernelError(f"{side} returns {name} with {what} {found}, expected {expected}")
 
 
 def _bits(tensor: Tensor) -> Tensor:

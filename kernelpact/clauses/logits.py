@@ -50,7 +50,9 @@ class HeadDrift(Clause):
         train, inf = rows(sample.reference).double(), rows(sample.candidate).double()
         tail = ~_head(inf)
         infinite = float("-inf")
-        return worst_element(compare(train.masked_fill(tail, infinite), inf.masked_fill(tail, infinite)).drift)
+        return worst_element(
+            compare(train.masked_fill(tail, infinite), inf.masked_fill(tail, infinite)).drift
+        )
 
 
 def _head(logits: Tensor) -> Tensor:

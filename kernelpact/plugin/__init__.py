@@ -26,7 +26,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="judge these contracts (repeatable; a directory means every contract in it)")  # fmt: skip
     add("--pairs", action="append", default=[], metavar="MODULE|FILE",
         help="load kernel pairs from here (repeatable; default: the suite's kernel_pairs/)")  # fmt: skip
-    add("--pair", action="append", default=[], metavar="GLOB", help="judge only pairs of this name (repeatable)")
+    add(
+        "--pair",
+        action="append",
+        default=[],
+        metavar="GLOB",
+        help="judge only pairs of this name (repeatable)",
+    )
     add("--contract-device", choices=["auto", "cpu", "cuda"], default="auto",
         help="where kernels run (default: cuda if there is one)")  # fmt: skip
     add("--contract-examples", type=_positive, metavar="N", default=None,
@@ -124,7 +130,9 @@ class _Collector:
         if evidence := getattr(report, _ATTRIBUTE, None):
             _session(self.config).collect(evidence)
         elif report.failed and "[" in report.nodeid:
-            _session(self.config).crashed(report.nodeid.split("[", 1)[1].removesuffix("]"), str(report.longrepr))
+            _session(self.config).crashed(
+                report.nodeid.split("[", 1)[1].removesuffix("]"), str(report.longrepr)
+            )
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """Print the table of clauses and what was not reached."""

@@ -7,7 +7,7 @@ alone; then the pass is repeated for the others. What was run before is remember
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import hypothesis
@@ -22,7 +22,9 @@ from kernelpact.verdict import Verdict
 
 __all__ = ["replay", "search"]
 
-SHRINK_EVALUATIONS = 150  # inputs run while shrinking one counterexample; counted, so that runs are deterministic
+SHRINK_EVALUATIONS = (
+    150  # inputs run while shrinking one counterexample; counted, so that runs are deterministic
+)
 _FAILING = (Verdict.VIOLATED, Verdict.ERROR)
 
 Found = tuple[str, Finding]
@@ -92,12 +94,20 @@ class _Search:
             if target is not None and self.evidence[target].failing is recipe:
                 raise _Failed
 
-        wrapped = hypothesis.given(self.case.strategy())(body)
-        configured = hypothesis.settings(
-            max_examples=self.examples, database=None, deadline=None, print_blob=False,
-            verbosity=Verbosity.quiet, phases=(Phase.generate, Phase.shrink), report_multiple_bugs=False,
-            suppress_health_check=list(HealthCheck), derandomize=False,
-        )(hypothesis.seed(self.seed)(wrapped))  # fmt: skip
+        settings = hypothesis.settings(
+            max_examples=self.examples,
+            phases=(Phase.generate, Phase.shrink),
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+            verbosity=Verbosity.quiet,
+            database=None,
+            deadline=None,
+            derandomize=False,  # the seed below decides
+            print_blob=False,
+        )
+        drawn: Callable[[], None] = hypothesis.given(self.case.strategy())(body)
+        seeded: Callable[[], None] = hypothesis.seed(self.seed)(drawn)
+        configured = settings(seeded)
         try:
             configured()
         except _Failed:

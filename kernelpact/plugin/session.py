@@ -72,7 +72,9 @@ class ContractSession:
         try:
             self.contracts: Sequence[Contract] = self._contracts()
             self.pairs = self._pairs(option("pair"))
-            self.cases: list[Case] = plan(self._in_use(option("pair")), self.pairs, self.cell, self._obstacles)
+            self.cases: list[Case] = plan(
+                self._in_use(option("pair")), self.pairs, self.cell, self._obstacles
+            )
         except (ContractError, PairError, PlanError, OperatorError) as error:
             raise InputError(str(error)) from error
         self.replayed = self._replayed(option("contract_replay"))
@@ -121,7 +123,9 @@ class ContractSession:
         return [one for one in self.contracts if any(one.covers(pair.name) for pair in self.pairs)]
 
     def _obstacles(self, pair: KernelPair) -> str:
-        used = conformance.features_used(pair.inf, pair.dtypes) | conformance.features_used(pair.train, pair.dtypes)
+        used = conformance.features_used(pair.inf, pair.dtypes) | conformance.features_used(
+            pair.train, pair.dtypes
+        )
         if not used:
             return ""
         if self.substrate.problem:
@@ -135,7 +139,9 @@ class ContractSession:
         found = load_counterexample(self.kept / f"{Path(token).name}.json") or self._reported(token)
         if found is None:
             known = ", ".join(known_tokens(self.kept)) or "none"
-            raise InputError(f"--contract-replay={token}: no such counterexample; kept in {self.kept}: {known}")
+            raise InputError(
+                f"--contract-replay={token}: no such counterexample; kept in {self.kept}: {known}"
+            )
         self.cases = [case for case in self.cases if _is_of(case, found)]
         if not self.cases:
             raise InputError(
@@ -149,7 +155,9 @@ class ContractSession:
         if self.report_path is None or not self.report_path.is_file():
             return None
         record = json.loads(self.report_path.read_text(encoding="utf-8"))
-        found = [r["counterexample"] for item in record["items"] for r in item["results"] if r["counterexample"]]
+        found = [
+            r["counterexample"] for item in record["items"] for r in item["results"] if r["counterexample"]
+        ]
         for known in found:
             if known.pop("token") == token:
                 return Counterexample(**known)
@@ -279,7 +287,9 @@ class ContractSession:
         for line in text.closing(list(self.collected.values()), unproven(self.contracts, self.cell)):
             reporter.write_line(line)
         if not self.judged:
-            reporter.write_line("no evidence at all: nothing could be judged, so this run does not pass", red=True)
+            reporter.write_line(
+                "no evidence at all: nothing could be judged, so this run does not pass", red=True
+            )
         if self.report_path is not None and self.replayed is None:
             reporter.write_line(f"evidence: {self.report_path}")
 

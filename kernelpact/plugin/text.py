@@ -20,7 +20,10 @@ _HEADER = ("pair", "clause", "dtype", "observed", "allowed", "margin", "examples
 def failure(item: Item, result: Result, replay_options: str = "") -> str:
     """Write one promise that does not hold: what, by how much, where, on what input, how to see it again."""
     path = _short(item.path)
-    lines = [f"{result.verdict}  " + " · ".join((item.contract, result.clause, item.pair, item.dtype, item.hardware))]
+    lines = [
+        f"{result.verdict}  "
+        + " · ".join((item.contract, result.clause, item.pair, item.dtype, item.hardware))
+    ]
     rule = f"{path}:{result.line}" + (f', "{result.why}"' if result.why else "")
     if result.observed is not None:
         values = f" ({result.candidate} against {result.reference})" if result.candidate else ""
@@ -33,7 +36,9 @@ def failure(item: Item, result: Result, replay_options: str = "") -> str:
         lines.append(f"  reason    {result.reason}" + ("" if result.observed is not None else f" ({rule})"))
     if result.counterexample is not None:
         shrunk = result.counterexample.shrunk_from
-        lines.append(f"  input     {result.counterexample.text}" + (f"   (shrunk from {shrunk})" if shrunk else ""))
+        lines.append(
+            f"  input     {result.counterexample.text}" + (f"   (shrunk from {shrunk})" if shrunk else "")
+        )
         token = result.counterexample.token
         lines.append(f"  replay    pytest --contract={path}{replay_options} --contract-replay={token}")
     return "\n".join(lines)
@@ -44,13 +49,20 @@ def table(items: Sequence[Mapping[str, Any]], *, each_dtype: bool = False) -> li
     chosen: dict[tuple[str, ...], tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     for item in items:
         for result in item["results"]:
-            key = (item["pair"], item["contract"], item["relation"], result["clause"], str(result["line"]))
+            key: tuple[str, ...] = (
+                item["pair"],
+                item["contract"],
+                item["relation"],
+                result["clause"],
+                str(result["line"]),
+            )
             key += (item["dtype"],) if each_dtype else ()
             if key not in chosen or _rank(result) < _rank(chosen[key][1]):
                 chosen[key] = (item, result)
-    rows = [_HEADER, *(_row(item, result) for _, (item, result) in sorted(chosen.items(), key=lambda kv: kv[0]))]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    rows = [_HEADER, *(_row(*chosen[key]) for key in sorted(chosen))]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    padded = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows)
+    return ["  ".join(row).rstrip() for row in padded]
 
 
 def closing(items: Sequence[Mapping[str, Any]], cells: Sequence[str]) -> Iterator[str]:
