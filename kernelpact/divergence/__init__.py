@@ -1,8 +1,8 @@
 """Divergence of the two policies that a training and an inference kernel make of the same tokens.
 
-`compare` turns two logit tensors into per-token figures: how far apart the logits are (`drift`), how far apart the
-distributions are (`tv`, `kl`, …), and what that does to importance weights (`chi2`, `ess`, `ratio`).
-Importing this module needs torch; triton is imported only when a CUDA tensor is compared.
+`compare` turns two logit tensors into per-token figures: how far apart the logits are (`drift`), how far
+apart the distributions are (`tv`, `kl`, …), and what that does to importance weights (`chi2`, `ess`,
+`ratio`). Importing this module needs torch; triton is imported only when a CUDA tensor is compared.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ __all__ = ["Divergence", "compare"]
 class Divergence(Mapping[str, Tensor]):
     """Per-token divergence of π_train and π_inf; every field a tensor [T], float64 unless it is a flag.
 
-    Read it by attribute or as a mapping (`result["tv"]`, `dict(result)`); `dlogp` and `ratio` are None as attributes and
-    absent from the mapping when no targets were given. Logarithms are natural. w = π_train/π_inf, δ = z_train − z_inf.
+    Read it by attribute or as a mapping (`result["tv"]`, `dict(result)`); `dlogp` and `ratio` are None as
+    attributes and absent from the mapping when no targets were given. Logarithms are natural;
+    w = π_train/π_inf, δ = z_train − z_inf.
     """
 
     drift: Tensor
@@ -55,7 +56,7 @@ class Divergence(Mapping[str, Tensor]):
     entropy_inf: Tensor
     """Entropy of π_inf."""
     top1_agreement: Tensor
-    """1 where both sides' likeliest token is the same, else 0; ties go to the lowest index, as in greedy decoding."""
+    """1 where the likeliest token is the same on both sides, else 0; of tied tokens the first counts."""
     support_violation: Tensor
     """Flag: one side masks (−inf) a token that the other does not."""
     nonfinite: Tensor
@@ -85,21 +86,25 @@ class Divergence(Mapping[str, Tensor]):
 _FIELDS = tuple(field.name for field in fields(Divergence))
 
 
-def compare(train: Tensor, inf: Tensor, targets: Tensor | None = None, temperature: float = 1.0) -> Divergence:
+def compare(
+    train: Tensor, inf: Tensor, targets: Tensor | None = None, temperature: float = 1.0
+) -> Divergence:
     """Per-token divergence of softmax(train/τ) and softmax(inf/τ).
 
-    Shapes: train, inf [T, V], any float dtypes, mixed or not, any strides, one device; targets [T] of integers.
+    Shapes: train, inf [T, V], any float dtypes, mixed or not, any strides, one device; targets [T] of
+    integers.
     Units:  logarithms are natural; `drift` and `drift_rms` are in logits over τ. Results are float64 [T].
-    Masks:  −inf on both sides leaves a token out. −inf on one side only is a support violation: flagged, `drift`,
-            `max_dlogp` and `drift_max` are inf, and every other metric has its limit (KL is inf in the direction whose
-            first argument has mass where the second has none; `tv`, `js`, `hellinger` stay finite). NaN or +inf, and a row
-            masked throughout, are flagged `nonfinite` with NaN metrics; the other rows are not touched.
-    Errors: TypeError for what is no float tensor (or integer targets); ValueError for shapes, devices, targets out of
-            range, a temperature that is not positive and finite.
+    Masks:  −inf on both sides leaves a token out. −inf on one side only is a support violation: flagged,
+            `drift`, `max_dlogp` and `drift_max` are inf, and every other metric has its limit (KL is inf
+            in the direction whose first argument has mass where the second has none; `tv`, `js`,
+            `hellinger` stay finite). NaN or +inf, and a row masked throughout, are flagged `nonfinite`
+            with NaN metrics; the other rows are not touched.
+    Errors: TypeError for what is no float tensor (or integer targets); ValueError for shapes, devices,
+            targets out of range, a temperature that is not positive and finite.
     Source: "Training-Inference Kernel Contracts", arXiv 2606.07581; DESIGN.md sections 4 and 8.
 
-    Relative error at most 1e-5 for drifts down to 1e-6 (for `dlogp`, relative to the larger of it and `tv`). No
-    temporary of the logits' size: scratch is a few rows. No gradient flows.
+    Relative error at most 1e-5 for drifts down to 1e-6 (for `dlogp`, relative to the larger of it and
+    `tv`). No temporary of the logits' size: scratch is a few rows. No gradient flows.
     """
     temperature = _checked(train, inf, targets, temperature)
     train, inf = train.detach(), inf.detach()

@@ -1,14 +1,18 @@
 """Divergence of two logit tensors in one Triton kernel: the CUDA path.
 
 One program a row reads both logit rows twice. The first pass keeps running maxima, partition sums and
-Σ e^a·expm1(δ − δ_head) beside them, rescaled whenever a likelier token turns up, so that the log-partition difference of
-two rows that hardly differ keeps its digits. The second sums the non-negative terms of `blocked._Block._direct`.
+Σ e^a·expm1(δ − δ_head) beside them, rescaled whenever a likelier token turns up, so that the
+log-partition difference of two rows that hardly differ keeps its digits. The second sums the non-negative
+terms of `blocked._Block._direct`.
 
-Logits are loaded in their own dtype, converted once, and computed on in float64: the terms of a row with a drift
-of 1e-6 need more than float32 has, and one pass cannot know the row's centre beforehand as the blocked path does.
-Nothing here uses libdevice, dynamic loop bounds or a NaN-propagating reduction, which Triton's interpreter and
-compiler treat differently (DESIGN.md section 8).
+Logits are loaded in their own dtype, converted once, and computed on in float64: the terms of a row with
+a drift of 1e-6 need more than float32 has, and one pass cannot know the row's centre beforehand as the
+blocked path does. Nothing here uses libdevice, dynamic loop bounds or a NaN-propagating reduction, which
+Triton's interpreter and compiler treat differently (DESIGN.md section 8).
 """
+
+# ruff: noqa: ANN001, ANN202, N803, N806 - arguments of Triton functions are tensors of the kernel language
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernelpact.divergence.blocked import Columns, compare_blocked, limits
+from kernelpact.divergence.blocked import compare_blocked
+from kernelpact.divergence.metrics import Columns, limits
 
 # What the kernel stores, one float64 a row each, in this order.
 _COLUMNS = (
@@ -31,7 +36,7 @@ _MAX_BLOCK = 1024
 
 
 @triton.jit
-def _expm1(z):  # noqa: ANN001, ANN202 - Triton functions take tensors of the kernel language
+def _expm1(z):
     """exp(z) − 1 in float64, relative error below 1e-13; held at exp(300), beyond which nothing is read."""
     near = tl.abs(z) < 1e-2
     u = tl.where(near, z, 0.0)
@@ -40,7 +45,7 @@ def _expm1(z):  # noqa: ANN001, ANN202 - Triton functions take tensors of the ke
 
 
 @triton.jit
-def _log1p(z):  # noqa: ANN001, ANN202
+def _log1p(z):
     """ln(1 + z) in float64, relative error below 1e-13; the series is that of 2·atanh(z/(2 + z))."""
     h = z / (2.0 + z)
     series = 2.0 * h * (1.0 + h * h * (1.0 / 3.0 + h * h * (1.0 / 5.0 + h * h / 7.0)))
@@ -48,7 +53,7 @@ def _log1p(z):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _load(pointer, offsets, stride, inside, WIDE: tl.constexpr):  # noqa: ANN001, ANN202, N803
+def _load(pointer, offsets, stride, inside, WIDE: tl.constexpr):
     """One block of logits as float64, −inf outside the row; narrow floats by way of float32."""
     raw = tl.load(pointer + offsets.to(tl.int64) * stride, mask=inside, other=float("-inf"))
     if WIDE:
@@ -57,11 +62,11 @@ def _load(pointer, offsets, stride, inside, WIDE: tl.constexpr):  # noqa: ANN001
 
 
 @triton.jit
-def _grow(z, offsets, inside, top, head, rest, moment, inverse, BIG: tl.constexpr):  # noqa: ANN001, ANN202, N803
+def _grow(z, offsets, inside, top, head, rest, moment, inverse, BIG: tl.constexpr):
     """One block's share of a partition sum.
 
-    Returns the new maximum, its index, Σ e^a without that token, Σ e^a·a, the factor by which what was summed before
-    shrinks, and e^a of the block.
+    Returns the new maximum, its index, Σ e^a without that token, Σ e^a·a, the factor by which what was
+    summed before shrinks, and e^a of the block.
     """
     best = tl.max(z, 0)
     better = best > top
@@ -82,18 +87,18 @@ def _grow(z, offsets, inside, top, head, rest, moment, inverse, BIG: tl.constexp
 
 
 @triton.jit
-def _divergence_kernel(  # noqa: ANN202
-    train, inf, out, inverse_pointer, V, T, train_row, train_col, inf_row, inf_col,  # noqa: ANN001, N803
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDE_TRAIN: tl.constexpr, WIDE_INF: tl.constexpr,  # noqa: N803
+def _divergence_kernel(
+    train, inf, out, inverse_pointer, V, T, train_row, train_col, inf_row, inf_col,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDE_TRAIN: tl.constexpr, WIDE_INF: tl.constexpr,
 ):  # fmt: skip
     """Sums of one row of [T, V] logits into column `row` of out [len(_COLUMNS), T]."""
     row = tl.program_id(0).to(tl.int64)
     x_row = train + row * train_row
     y_row = inf + row * inf_row
-    inverse = tl.load(inverse_pointer)  # as a float64 in memory: a float argument would be rounded to float32
+    inverse = tl.load(inverse_pointer)  # from memory: a float argument would be rounded to float32
     zero = inverse * 0.0
     index = tl.arange(0, BLOCK)
-    BIG: tl.constexpr = BLOCK * BLOCKS  # noqa: N806
+    BIG: tl.constexpr = BLOCK * BLOCKS
 
     xmax, ymax, hi, lo = zero - float("inf"), zero - float("inf"), zero - float("inf"), zero + float("inf")
     rest_train, rest, sum_b, sum_a = zero, zero, zero, zero
@@ -116,10 +121,14 @@ def _divergence_kernel(  # noqa: ANN202
         delta = tl.where(common, x, 0.0) - tl.where(common, y, 0.0)
         hi = tl.maximum(hi, tl.max(tl.where(common, delta, float("-inf")), 0))
         lo = tl.minimum(lo, tl.min(tl.where(common, delta, float("inf")), 0))
-        xmax, top, rest_train, sum_b, _, _ = _grow(x, offsets, inside, xmax, top, rest_train, sum_b, inverse, BIG)
+        xmax, top, rest_train, sum_b, _, _ = _grow(
+            x, offsets, inside, xmax, top, rest_train, sum_b, inverse, BIG
+        )
         # Mass of the common support so far, before the block: its terms move with the centre.
         mass = rest + tl.where(ymax > float("-inf"), 1.0, 0.0) - lost_mass
-        ymax, new_head, rest, sum_a, shrink, e = _grow(y, offsets, inside, ymax, head, rest, sum_a, inverse, BIG)
+        ymax, new_head, rest, sum_a, shrink, e = _grow(
+            y, offsets, inside, ymax, head, rest, sum_a, inverse, BIG
+        )
         moved = tl.sum(tl.where(offsets == new_head, delta, 0.0), 0)
         new_center = tl.where((new_head >= i * BLOCK) & (ymax > float("-inf")), moved, center)
         step = (center - new_center) * inverse
@@ -145,7 +154,8 @@ def _divergence_kernel(  # noqa: ANN202
         x = _load(x_row, offsets, train_col, inside, WIDE_TRAIN)
         y = _load(y_row, offsets, inf_col, inside, WIDE_INF)
         has_x, has_y = (x > float("-inf")) & (x < float("inf")), (y > float("-inf")) & (y < float("inf"))
-        # 1e150 stands for infinity where the other side masks: times a probability it is finite, and never NaN.
+        # 1e150 stands for infinity where the other side masks: times a probability it is finite, and
+        # never NaN.
         infinite = tl.where(has_x, 1e150, 0.0) - tl.where(has_y, 1e150, 0.0)
         x, y = tl.where(has_x, x, xbase), tl.where(has_y, y, ybase)
         log_w = tl.where(has_x & has_y, (x - y - center) * inverse - shift, infinite)
@@ -199,7 +209,7 @@ def _divergence_kernel(  # noqa: ANN202
 
 
 def compare_fused(train: Tensor, inf: Tensor, temperature: float) -> Columns:
-    """What `compare_blocked` returns, from the fused kernel: CUDA tensors, or CPU ones under TRITON_INTERPRET=1.
+    """What `compare_blocked` returns, from the kernel: CUDA tensors, or CPU ones under TRITON_INTERPRET=1.
 
     Shapes: train, inf [T, V], any strides. Dtypes without a Triton load (float8) take the blocked path.
     """
