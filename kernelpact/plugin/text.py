@@ -84,17 +84,22 @@ def _rank(result: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _row(item: Mapping[str, Any], result: Mapping[str, Any]) -> tuple[str, ...]:
-    margin = result["margin"]
     return (
         item["pair"],
         result["clause"],
         item["dtype"],
         _figure(result["observed"]),
         _figure(result["allowed"]),
-        "-" if margin is None else f"{float(margin):.0%}",
+        _margin(result["margin"]),
         str(result["examples"]),
         result["verdict"],
     )
+
+
+def _margin(margin: Any) -> str:
+    if margin is None:
+        return "-"
+    return f"{float(margin):.0%}" if float(margin) >= -1 else f"{-float(margin):.3g}x over"
 
 
 def _figure(value: Any) -> str:
