@@ -187,21 +187,22 @@ class _Block:
             self._split(table, index)
             return
         self.cols["limit"].fill_(limit)
-        unit = self._unit() if math.isfinite(limit) else 1.0
-        self._shifted(masked, unit)
         if math.isfinite(limit):
-            self._smooth(limit, unit)
+            self._smooth(masked, limit)
         elif self.dtype is torch.float64:
-            self._direct()
+            self._direct(masked)
         else:
-            self._apart()
+            self._apart(masked)
         table.copy_(self.arrays.table)
         index.copy_(self.arrays.index)
 
-    def _unit(self) -> float:
-        """The power of two at or above the block's differences: keeps their powers out of the subnormals."""
+    def _unit(self, powers: int) -> float:
+        """The power of two in which the differences are counted, so that their powers are no subnormals.
+
+        The highest power reaches 2^100, and stays above 2^-126 for tokens whose difference is a millionth of that.
+        """
         reach = float(self.cols["reach"].amax())
-        return 2.0 ** max(math.ceil(math.log2(reach)), -100) if reach > 0 else 1.0
+        return 2.0 ** (math.ceil(math.log2(max(reach, 1e-30))) - 100 // powers)
 
     def _sum(self, values: Tensor, name: str) -> None:
         torch.sum(values, 1, out=self.cols[name])
@@ -222,6 +223,8 @@ class _Block:
         torch.amax(self.s, 1, out=cols["hi"])
         torch.nan_to_num(self.d, nan=inf, posinf=inf, neginf=-inf, out=self.s)
         torch.amin(self.s, 1, out=cols["lo"])
+        if not bool(torch.isinf(cols["hi"] - cols["lo"]).any()):
+            return
         no_train, no_inf = torch.isneginf(self.x), torch.isneginf(self.y)
         cols["lost_inf"].copy_((no_inf & ~no_train).any(1))
         cols["lost_train"].copy_((no_train & ~no_inf).any(1))
@@ -289,9 +292,13 @@ class _Block:
             _Block(self.x[at], self.y[at], self.scratch, self.inverse).run(inner, places)
             table[:, at], index[:, at] = inner, places
 
-    def _smooth(self, limit: float, unit: float) -> None:
+    def _smooth(self, masked: bool, limit: float) -> None:
         """Sums over v = −(1 + γ)·u/2, where 1 + γ = E_q exp(d·unit), and moments of e·v in l/unit."""
         cols, a, d, e, v, t = self.cols, self.a, self.d, self.e, self.s, self.t
+        rows = POLYNOMIALS[self.dtype][limit]
+        unit = self._unit(len(rows[0]))
+        cols["unit"].fill_(unit)
+        self._shifted(masked, unit)
         # expm1(d)/2 = tanh(d/2)/(1 − tanh(d/2)): half the time of expm1, and as accurate.
         torch.mul(d, -0.5 * unit, out=v).tanh_()
         v.div_(torch.add(v, 1.0, out=t))
@@ -300,19 +307,18 @@ class _Block:
         torch.log1p(cols["gamma"] * -2.0, out=cols["shift"])
         v.sub_(self.by_row["gamma"])
         d.sub_(self.by_row["shift"] / unit)
-        cols["unit"].fill_(unit)
         self._sum(a.mul_(v), "sum_au")
         e.mul_(v)
         self._sum(torch.abs(e, out=t), "tv")
-        rows = POLYNOMIALS[self.dtype][limit]
         if len(rows) == 4:
             self._sum(torch.mul(e, v, out=t), "chi2")
         for power in range(len(rows[0])):
             self._sum(e.mul_(d), f"m{power}")
 
-    def _apart(self) -> None:
+    def _apart(self, masked: bool) -> None:
         """Float32 sums for rows plainly apart, where nothing that cancels is small: see `_settled32`."""
         cols, p, q, d, s, t = self.cols, self.a, self.e, self.d, self.s, self.t
+        self._shifted(masked, 1.0)
         self._residuals()
         self._train_side(p)
         cols["shift"].copy_(self._shift())
@@ -328,8 +334,9 @@ class _Block:
         self._sum(torch.abs(p.sub_(q), out=s), "tv")
         self._sum(d.exp_().sub_(1.0).mul_(p), "chi2")  # (p − q)·(w − 1)
 
-    def _direct(self) -> None:
+    def _direct(self, masked: bool) -> None:
         """Float64 sums over m = max(p, q), s = 1 − exp(−|l|) and k = 1 − exp(−|l|/2), for any row."""
+        self._shifted(masked, 1.0)
         self._residuals()
         gamma = self._gamma()
         self._train_side(self.a)
