@@ -57,7 +57,7 @@ def measure(budget: DerivedBudget, figures: Mapping[str, Tensor], assumptions: A
         value = budget_value(budget, unscaled, assumptions)
         return Measured(value, value, token, worst)
     name, bound = _PER_TOKEN[budget.quantity]
-    observed = figures[name] if budget.quantity != "importance_ratio" else figures[name].exp()
+    observed = figures[name]
     badness = (-observed if budget.quantity == "ess" else observed).nan_to_num(nan=float("inf"))
     token = int(badness.argmax())
     return Measured(float(observed[token]), float(bound(float(drift[token]))), token, float(drift[token]))
