@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernelpact.divergence.blocked import compare_blocked
+from kernelpact.divergence.metrics import at_tokens
 
 __all__ = ["Divergence", "compare"]
 
@@ -159,7 +160,6 @@ def _at_targets(
     train: Tensor, inf: Tensor, targets: Tensor, temperature: float, center: Tensor, shift: Tensor
 ) -> dict[str, Tensor]:
     """log w and w of the target tokens, [T] each, from the row's centre and shift."""
-    index = targets.to(device=train.device, dtype=torch.long)[:, None]
-    x, y = (t.gather(1, index).squeeze(1).double() for t in (train, inf))
-    dlogp = (x - y - center) / temperature - shift
+    tokens = targets.to(device=train.device, dtype=torch.long)
+    dlogp = (at_tokens(train, tokens) - at_tokens(inf, tokens) - center) / temperature - shift
     return {"dlogp": dlogp, "ratio": dlogp.exp()}

@@ -24,7 +24,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernelpact.divergence.metrics import POLYNOMIALS, Columns, metrics
+from kernelpact.divergence.metrics import POLYNOMIALS, Columns, at_tokens, metrics
 
 # Elements of one block: a few scratch arrays of float32 that stay within a core's second-level cache.
 BLOCK_ELEMENTS = 1 << 18
@@ -154,8 +154,8 @@ def _run(train: Tensor, inf: Tensor, rows: Tensor | None, dtype: torch.dtype, te
 
 def _exact_at(train: Tensor, inf: Tensor, index: Tensor) -> Tensor:
     """Whether float32 holds the logit difference of token `index` of each row exactly."""
-    x, y = (t.gather(1, index[:, None]).squeeze(1) for t in (train, inf))
-    return (x.float() - y.float()).double() == x.double() - y.double()
+    x, y = at_tokens(train, index), at_tokens(inf, index)
+    return (x.float() - y.float()).double() == x - y
 
 
 class _Block:
@@ -225,7 +225,7 @@ class _Block:
         torch.amin(self.s, 1, out=cols["lo"])
         if not bool(torch.isinf(cols["hi"] - cols["lo"]).any()):
             return
-        no_train, no_inf = torch.isneginf(self.x), torch.isneginf(self.y)
+        no_train, no_inf = torch.isneginf(self.s.copy_(self.x)), torch.isneginf(self.t.copy_(self.y))
         cols["lost_inf"].copy_((no_inf & ~no_train).any(1))
         cols["lost_train"].copy_((no_train & ~no_inf).any(1))
 

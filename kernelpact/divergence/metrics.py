@@ -65,6 +65,11 @@ POLYNOMIALS: dict[torch.dtype, dict[float, tuple[tuple[float, ...], ...]]] = {
 }
 
 
+def at_tokens(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The logit of one token of each row, [T] in float64. Indexes, since gather knows no float8."""
+    return logits[torch.arange(len(tokens), device=tokens.device), tokens].double()
+
+
 def metrics(table: Columns, dtype: torch.dtype, temperature: float) -> Columns:
     """The metrics of each row from its sums, float64 [T]; with `settled` where the sums are float32."""
     cols = {name: column.double() for name, column in table.items() if not name.startswith(("top", "head"))}
@@ -115,6 +120,7 @@ def _smooth_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
 def _direct_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
     partition, train = 1 + cols["rest"], 1 + cols["rest_train"]
     variance = cols["variance"] / partition - (cols["sum_d"] / partition) ** 2
+    variance = torch.where(torch.isinf(cols["variance"]), math.inf, variance)
     hellinger2, js = cols["hellinger2"] / 2, cols["js"] / 2
     if dtype is torch.float32:
         hellinger2, js = 1 - cols["overlap"], math.log(2) - (cols["js"] + cols["js_lesser"]) / 2
