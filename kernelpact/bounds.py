@@ -90,9 +90,7 @@ def total_variation(drift: ArrayLike) -> Value:
 
 # ε coth ε − 1 + ln(sinh ε / ε) = Σ 4ⁿ B₂ₙ / (2n)! · (1 + 1/2n) ε²ⁿ, from the Bernoulli numbers B₂ₙ.
 _BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
-_KL_SERIES = [
-    4**n * b / math.factorial(2 * n) * (1 + 1 / (2 * n)) for n, b in enumerate(_BERNOULLI, start=1)
-]
+_KL_SERIES = [4**n * b / math.factorial(2 * n) * (1 + 1 / (2 * n)) for n, b in enumerate(_BERNOULLI, start=1)]
 
 
 def kl(drift: ArrayLike) -> Value:
@@ -282,7 +280,9 @@ def sequence_ess(drift: ArrayLike, horizon: int | None = None) -> Value:
     return _give(np.exp(-2 * _over_sequence(_log_cosh(_array("drift", drift)), horizon)))
 
 
-def reward_drift(drift: ArrayLike, horizon: int | None = 1, reward: tuple[float, float] = (0.0, 1.0)) -> Value:
+def reward_drift(
+    drift: ArrayLike, horizon: int | None = 1, reward: tuple[float, float] = (0.0, 1.0)
+) -> Value:
     """Bound |E_train R − E_inf R| for R in [low, high]: (high − low) TV_T. Units: of the reward."""
     low, high = reward
     if not low < high:
@@ -350,7 +350,9 @@ def _token_bias(e: Array, estimator: str, cap: float | None, floor: float | None
         return np.asarray(truncation_excess(e, cap))
     if estimator == "masked":
         return np.asarray(mask_excess(e, 0.0 if floor is None else floor, cap))
-    return np.asarray(truncation_excess(e, cap)) + np.asarray(clip_deficit(e, 0.0 if floor is None else floor))
+    return np.asarray(truncation_excess(e, cap)) + np.asarray(
+        clip_deficit(e, 0.0 if floor is None else floor)
+    )
 
 
 def clip_budget(drift: ArrayLike, low: float = 0.2, high: float = 0.2) -> Value:
@@ -456,7 +458,9 @@ def sampled_token_estimates(logp_train: ArrayLike, logp_inf: ArrayLike) -> Sampl
     """Estimate divergences from the log-probs [N] of sampled tokens. Errors: ValueError for N = 0 or NaN."""
     train, inf = np.asarray(logp_train, np.float64), np.asarray(logp_inf, np.float64)
     if train.shape != inf.shape or not train.size:
-        raise ValueError(f"log-probs of shapes {train.shape} and {inf.shape}: allowed are two equal, non-empty shapes")
+        raise ValueError(
+            f"log-probs of shapes {train.shape} and {inf.shape}: allowed are two equal, non-empty shapes"
+        )
     log_w = train - inf
     if not np.isfinite(log_w).all():
         raise ValueError("a log-prob is not finite on one side: not the same support")
