@@ -1,0 +1,29 @@
+"""The oracle of token_logprobs: z/τ of the target, less the log of the sum of exponentials."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelpact.operators import oracle
+
+
+@oracle("token_logprobs")
+def token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float) -> dict[str, Tensor]:
+    """Give logp[T] and its scale: |z_target/τ − max| + ln Σ, the two terms of the difference, and the largest |z/τ|.
+
+    The largest |z/τ| counts because dividing by the temperature rounds there.
+    """
+    values, scales = [], []
+    for row, target in zip(logits.double(), targets.tolist(), strict=True):
+        z = row / temperature
+        top = z.detach().max()
+        log_sum = torch.exp(z - top).sum().log()
+        values.append(z[target] - top - log_sum)
+        seen = z.detach()[z.detach().isfinite()].abs().max()
+        scales.append(seen + log_sum.detach() + (z[target].detach() - top).abs().nan_to_num(posinf=0.0))
+    empty = logits.new_zeros(0, dtype=torch.float64)
+    return {
+        "logp": torch.stack(values) if values else empty,
+        "logp_scale": torch.stack(scales) if scales else empty,
+    }
