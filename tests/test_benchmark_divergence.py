@@ -1,7 +1,7 @@
 """How fast `divergence.compare` is on the CPU, as a ratio to the naive form in the same run.
 
-`pytest tests/test_benchmark_divergence.py --benchmark-only` shows the ratio under extra_info. Where benchmarks are off,
-each case runs once on a few rows and only its result is checked.
+`pytest tests/test_benchmark_divergence.py --benchmark-enable --benchmark-only --benchmark-verbose` shows the
+ratio under extra_info. Where benchmarks are off, each case runs once on a few rows, and only its result is checked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def two_threads():
 @pytest.mark.parametrize("noise", [0.03, 0.3, 1.0])
 @pytest.mark.usefixtures("two_threads")
 def test_compare_outruns_the_naive_form(benchmark, noise):
-    """At [256, 151936] in bfloat16 it is at least four times as fast, and as near or nearer to the truth."""
+    """At [256, 151936] in bfloat16 it is at least four times as fast, and agrees where the naive form can."""
     rows = 4 if benchmark.disabled else 256
     draw = torch.Generator().manual_seed(0)
     y = torch.randn(rows, VOCABULARY, generator=draw).mul_(3)
@@ -65,7 +65,8 @@ def test_compare_outruns_the_naive_form(benchmark, noise):
     y = y.bfloat16()
     result = benchmark.pedantic(compare, (x, y), rounds=5, warmup_rounds=1)
     expected = naive(x, y)
-    assert all(torch.allclose(result[name], expected[name].double(), rtol=0.05) for name in expected)
+    for name in ("drift", "tv", "entropy_train", "entropy_inf"):  # of a small drift the rest is noise
+        torch.testing.assert_close(result[name], expected[name].double(), rtol=1e-3, atol=0)
     if benchmark.disabled:
         return
     # Each beside the other, so that what else the machine does weighs on both.

@@ -41,7 +41,8 @@ _COLUMNS = (
     "lost_inf", "lost_train",
     "rest", "partition", "sum_a", "sum_d", "gamma", "tv", "sum_au", "chi2",
     "m0", "m1", "m2", "m3", "m4", "m5", "m6", "m7", "m8", "m9", "m10",
-    "rest_train", "sum_b", "kl", "reverse_kl", "js", "js_lesser", "overlap", "hellinger2", "variance",
+    "rest_train", "sum_b", "kl", "reverse_kl", "forward", "js", "js_lesser", "overlap",
+    "hellinger2", "variance", "residual",
 )  # fmt: skip
 
 
@@ -319,14 +320,14 @@ class _Block:
         """Float32 sums for rows plainly apart, where nothing that cancels is small: see `_settled32`."""
         cols, p, q, d, s, t = self.cols, self.a, self.e, self.d, self.s, self.t
         self._shifted(masked, 1.0)
-        self._residuals()
+        self._sum(torch.mul(q, d, out=t).mul_(d), "variance")
         self._train_side(p)
         cols["shift"].copy_(self._shift())
         d.sub_(self.by_row["shift"])
-        q.div_(self.by_row["partition"])
-        p.div_(cols["rest_train"][:, None] + 1)
+        q.mul_(1 / self.by_row["partition"])
+        p.mul_(1 / (self.by_row["rest_train"] + 1))
         self._sum(torch.mul(p, d, out=s), "kl")
-        self._sum(torch.mul(q, d, out=s).neg_(), "reverse_kl")
+        self._sum(torch.mul(q, d, out=s), "forward")
         # js = ln 2 − ½ Σ [(p + q)·ln(1 + e^−|l|) + min(p, q)·|l|]
         self._sum(torch.minimum(p, q, out=s).mul_(torch.abs(d, out=t)), "js_lesser")
         self._sum(t.neg_().exp_().add_(1.0).log_().mul_(torch.add(p, q, out=s)), "js")
@@ -337,7 +338,9 @@ class _Block:
     def _direct(self, masked: bool) -> None:
         """Float64 sums over m = max(p, q), s = 1 − exp(−|l|) and k = 1 − exp(−|l|/2), for any row."""
         self._shifted(masked, 1.0)
-        self._residuals()
+        torch.mul(self.e, self.d, out=self.t)
+        self._sum(self.t, "residual")  # what the mean is off the centre
+        self._sum(self.t.mul_(self.d), "variance")
         gamma = self._gamma()
         self._train_side(self.a)
         shift = torch.where(gamma > -0.5, torch.log1p(gamma), self._shift())
@@ -346,12 +349,6 @@ class _Block:
         self._log_probability(self.s, self.x, "xmax", "rest_train")
         self._log_probability(self.a, self.y, "ymax", "rest")
         self._terms()
-
-    def _residuals(self) -> None:
-        """Variance of δ/τ under q, and what the centre in use differs from the mean."""
-        torch.mul(self.e, self.d, out=self.t)
-        self._sum(self.t, "sum_d")
-        self._sum(self.t.mul_(self.d), "variance")
 
     def _gamma(self) -> Tensor:
         """E_q expm1(d), [R]: keeps its digits for rows that hardly differ; NaN where exp would overflow."""

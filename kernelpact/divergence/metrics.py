@@ -119,17 +119,18 @@ def _smooth_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
 
 def _direct_metrics(cols: Columns, dtype: torch.dtype) -> Columns:
     partition, train = 1 + cols["rest"], 1 + cols["rest_train"]
-    variance = cols["variance"] / partition - (cols["sum_d"] / partition) ** 2
+    variance = cols["variance"] / partition - (cols["residual"] / partition) ** 2
     variance = torch.where(torch.isinf(cols["variance"]), math.inf, variance)
-    hellinger2, js = cols["hellinger2"] / 2, cols["js"] / 2
+    hellinger2, js, reverse_kl = cols["hellinger2"] / 2, cols["js"] / 2, cols["reverse_kl"]
     if dtype is torch.float32:
+        reverse_kl = -cols["forward"]  # Σ q·l
         hellinger2, js = 1 - cols["overlap"], math.log(2) - (cols["js"] + cols["js_lesser"]) / 2
     return {
         "shift": cols["shift"],
         "tv": cols["tv"] / 2,
         "chi2": cols["chi2"],
         "kl": cols["kl"],
-        "reverse_kl": cols["reverse_kl"],
+        "reverse_kl": reverse_kl,
         "js": js,
         "hellinger": hellinger2.clamp(min=0).sqrt(),
         "drift_rms": variance.clamp(min=0).sqrt(),
