@@ -220,11 +220,13 @@ def compare_fused(train: Tensor, inf: Tensor, temperature: float) -> Columns:
     inverse = torch.tensor([1.0 / temperature], dtype=torch.float64, device=train.device)
     if rows:
         block = min(triton.next_power_of_2(width), _MAX_BLOCK)
-        _divergence_kernel[(rows,)](
-            train, inf, table, inverse, width, rows, *train.stride(), *inf.stride(),
-            BLOCK=block, BLOCKS=triton.cdiv(width, block),
-            WIDE_TRAIN=train.dtype is torch.float64, WIDE_INF=inf.dtype is torch.float64,
-        )  # fmt: skip
+        # Triton launches on the current device, which need not be that of the logits.
+        with torch.cuda.device_of(train):  # type: ignore[no-untyped-call]
+            _divergence_kernel[(rows,)](
+                train, inf, table, inverse, width, rows, *train.stride(), *inf.stride(),
+                BLOCK=block, BLOCKS=triton.cdiv(width, block),
+                WIDE_TRAIN=train.dtype is torch.float64, WIDE_INF=inf.dtype is torch.float64,
+            )  # fmt: skip
     return _metrics(dict(zip(_COLUMNS, table.unbind(0), strict=True)), temperature)
 
 
