@@ -27,7 +27,8 @@ def _pick(logp, targets):
 
 
 def _score(logits, targets, temperature):
-    return _pick((logits.float() / temperature).log_softmax(-1), targets)
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return _pick((wide / temperature).log_softmax(-1), targets)
 
 
 def _outputs(logits, targets, temperature, dtype):
@@ -143,20 +144,13 @@ def split_k_chosen_by_batch(hidden, weight, targets, temperature):
     return _outputs(logits, targets, temperature, hidden.dtype)
 
 
-def _sequential(hidden, weight, blocks):
-    """Add products up element by element of each block in turn: the order is one for every row. [T, V] fp32."""
-    wide, rows = hidden.float(), weight.float()
-    total = torch.zeros(hidden.shape[0], weight.shape[0])
-    for block in blocks:
-        total = total + (wide[:, None, block] * rows[None, :, block]).sum(-1)
-    return total
-
-
 @_benign()
-def hidden_in_reversed_blocks(hidden, weight, targets, temperature):
-    """Adds blocks of 32 of the hidden size, the last first."""
-    blocks = [slice(start, start + 32) for start in reversed(range(0, hidden.shape[1], 32))]
-    return _outputs(_sequential(hidden, weight, blocks), targets, temperature, hidden.dtype)
+def hidden_in_reversed_order(hidden, weight, targets, temperature):
+    """Adds products up one element of the hidden size after another, the last first: one order for every row."""
+    logits = torch.zeros(hidden.shape[0], weight.shape[0])
+    for h in reversed(range(hidden.shape[1])):
+        logits = logits + hidden[:, h, None].float() * weight[None, :, h].float()
+    return {"logits": logits.to(hidden.dtype), "logp": _score(logits.double(), targets, temperature)}
 
 
 @_benign()

@@ -156,13 +156,13 @@ def weight_gradient_in_half(x, weight, eps, offset):
 
 @_benign()
 def chunked_sum(x, weight, eps, offset):
-    """Adds the squares in chunks of 32, the last first."""
-    total = sum(chunk.square().sum(-1, keepdim=True) for chunk in reversed(x.float().split(32, -1)))
-    return _finish(x, torch.rsqrt(total / x.shape[-1] + eps), weight, offset)
+    """Adds the squares in chunks of 32, the last first, in double precision: no order of adding changes a bit."""
+    total = sum(chunk.square().sum(-1, keepdim=True) for chunk in reversed(x.double().split(32, -1)))
+    return _finish(x, torch.rsqrt(total / x.shape[-1] + eps).float(), weight, offset)
 
 
 @_benign()
 def weight_applied_first(x, weight, eps, offset):
     """Multiplies by the weight before the inverse rms, which is one over a root rather than rsqrt."""
-    root = (x.float().square().mean(-1, keepdim=True) + eps).sqrt()
+    root = (x.double().square().mean(-1, keepdim=True) + eps).sqrt().float()
     return (x.float() * (weight.float() + offset) / root).to(x.dtype)

@@ -144,7 +144,7 @@ def complex_product(x, positions, theta, interleaved):
 
 @_benign()
 def angles_reduced_first(x, positions, theta, interleaved):
-    """Reduces the angle to one turn before cos and sin, which are fp32 from there on."""
+    """Reduces the angle to one turn before cos and sin."""
     angles = (positions.double()[:, None] * _frequencies(x.shape[-1], theta))[:, None]
-    angles = torch.remainder(angles, 2 * torch.pi).float()
+    angles = torch.remainder(angles, 2 * torch.pi)
     return _rotate(x, angles.cos(), angles.sin(), interleaved)

@@ -27,9 +27,10 @@ def _online(logits, start=-math.inf, rescale=True, guard=True):
 
     guard: while nothing but -inf was seen, shift by 0, so that -inf - -inf never happens.
     """
-    largest = torch.full((logits.shape[0], 1), start)
-    total = torch.zeros(logits.shape[0], 1)
-    for block in logits.float().split(_BLOCK, -1):
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    largest = torch.full((logits.shape[0], 1), start, dtype=wide.dtype)
+    total = torch.zeros_like(largest)
+    for block in wide.split(_BLOCK, -1):
         before, largest = largest, torch.maximum(largest, block.amax(-1, keepdim=True))
         shift = largest.masked_fill(largest == -math.inf, 0.0) if guard else largest
         total = total * ((before - shift).exp() if rescale else 1.0)
@@ -125,9 +126,9 @@ def rows_after_the_last_full_tile_unwritten(logits):
 
 @_benign()
 def online_blocks(logits):
-    """Takes maximum and sum in one pass over blocks of 64."""
-    largest, total = _online(logits)
-    return ((logits.float() - largest).exp() / total).to(logits.dtype)
+    """Takes maximum and sum in one pass over blocks of 64, in double precision: no order changes a bit."""
+    largest, total = _online(logits.double())
+    return ((logits.double() - largest).exp() / total).to(logits.dtype)
 
 
 @_benign()

@@ -130,14 +130,15 @@ def strides_ignored(logits, targets, temperature):
 
 @_benign()
 def online_blocks(logits, targets, temperature):
-    """Takes the log-sum in one pass over blocks of 64, the last first."""
-    scaled = logits.float() / temperature
-    largest, total = torch.full((logits.shape[0],), -math.inf), torch.zeros(logits.shape[0])
+    """Takes the log-sum in one pass over blocks of 64, the last first, in double: no order changes a bit."""
+    scaled = logits.double() / temperature
+    total = torch.zeros(logits.shape[0], dtype=torch.float64)
+    largest = torch.full_like(total, -math.inf)
     for block in reversed(scaled.split(_BLOCK, -1)):
         before, largest = largest, torch.maximum(largest, block.amax(-1))
         shift = largest.masked_fill(largest == -math.inf, 0.0)
         total = total * (before - shift).exp() + (block - shift[:, None]).exp().sum(-1)
-    return (_pick(scaled, targets) - largest) - total.log()
+    return (scaled.gather(-1, targets[:, None])[:, 0] - largest - total.log()).float()
 
 
 @_benign()
