@@ -100,39 +100,61 @@ def _gradient(clause: NumericalClause, trial: Trial) -> Iterator[Located]:
                 f"operator {trial.operator.name} is differentiable in {list(names)}, not in {clause.output!r}"
             )
         names = (clause.output,)
-    exact = _gradients(trial, "exact")
-    ours = _gradients(trial, "train")
+    if not any(value.numel() for value in trial.exact.values()):
+        return  # no output, no gradient
+    exact, ours = _gradients(trial, "exact"), _gradients(trial, "train")
     for name in names:
-        # A gradient sums over rows, so errors are seen beside the largest gradient of its own row.
-        scale = exact[name].abs()
-        scale = torch.maximum(scale, scale.amax(-1, keepdim=True)) if scale.numel() else scale
+        scale = torch.maximum(exact[name].abs(), _natural_size(trial, name))
         yield Located(f"d/d {name}", Sample(ours[name], exact[name], scale))
 
 
+def _natural_size(trial: Trial, name: str) -> Tensor:
+    """Give the size of the terms that a gradient is the sum of, for each row of an input: they may cancel.
+
+    |cotangent| · max(1, |y|) · max(1, |x|, 1/|x|), the largest of each in the row, or in all where the input has no
+    row for each row of the output.
+    """
+    x = trial.inputs[name].double()
+    x = x.abs().where(x.isfinite(), 0.0)
+    size = torch.zeros((), dtype=torch.float64, device=x.device)
+    for output, cotangent in _cotangents(trial).items():
+        y = trial.exact[output]
+        terms = cotangent.double().abs() * y.abs().where(y.isfinite(), 0.0).clamp_min(1.0)
+        size = torch.maximum(size, _largest(terms, x))
+    own = _largest(x, x)
+    own = torch.maximum(own, 1 / own.where(own > 0, 1.0)).clamp_min(1.0)
+    return (size * own).expand(x.shape)
+
+
+def _largest(values: Tensor, like: Tensor) -> Tensor:
+    """Give the largest value of each row, shaped to broadcast over `like`; of all where the rows differ in number."""
+    if like.dim() > 1 and values.dim() and len(values) == len(like):
+        return values.reshape(len(values), -1).amax(-1).reshape(-1, *[1] * (like.dim() - 1))
+    return values.amax()
+
+
+def _cotangents(trial: Trial) -> dict[str, Tensor]:
+    """Draw the fixed random weights that turn outputs into a scalar to differentiate; in the outputs' dtypes."""
+    generator = torch.Generator().manual_seed(0)
+    dtypes = trial.operator.dtypes(trial.inputs, trial.dtype)
+    return {
+        name: torch.randn(trial.exact[name].shape, generator=generator).to(trial.device, dtypes[name])
+        for name in trial.operator.outputs
+    }
+
+
 def _gradients(trial: Trial, side: str) -> dict[str, Tensor]:
-    """Differentiate a fixed random projection of the outputs with respect to the differentiable inputs."""
+    """Differentiate the weighted sum of the outputs with respect to the differentiable inputs."""
     wanted = trial.operator.differentiable
     inputs = dict(trial.inputs)
     for name in wanted:
         value = inputs[name].detach()
         inputs[name] = (value.double() if side == "exact" else value.clone()).requires_grad_()
-    if side == "exact":
-        outputs = trial._oracle(**inputs)
-    else:
-        try:
-            outputs = trial.pair.train(**inputs)
-        except Exception as error:
-            raise KernelError(f"train raised {type(error).__name__} under autograd: {error}") from error
-    if isinstance(outputs, Tensor):
-        outputs = {trial.operator.outputs[0]: outputs}
-    generator = torch.Generator().manual_seed(0)
+    outputs = trial.differentiable(side, inputs)
     total = torch.zeros((), dtype=torch.float64, device=trial.device)
-    for name in trial.operator.outputs:
-        value = outputs[name]
-        weights = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(trial.device)
-        weights = weights.to(trial.operator.dtypes(trial.inputs, trial.dtype)[name])  # the same on both sides
-        finite = value.double().where(value.isfinite(), 0.0)
-        total = total + (finite * weights.double()).sum()
+    for name, weights in _cotangents(trial).items():
+        value = outputs[name].double()
+        total = total + (value.where(value.isfinite(), 0.0) * weights.double()).sum()
     if not total.requires_grad:
         raise KernelError(f"{side} gives outputs that do not depend on {list(wanted)} for autograd")
     gradients = torch.autograd.grad(total, [inputs[name] for name in wanted], allow_unused=True)
@@ -140,9 +162,6 @@ def _gradients(trial: Trial, side: str) -> dict[str, Tensor]:
         name: torch.zeros_like(inputs[name]) if gradient is None else gradient.detach()
         for name, gradient in zip(wanted, gradients, strict=True)
     }
-
-
-RELATIONS = {"parity": _parity, "accuracy": _accuracy, "invariance": _invariance, "gradient": _gradient}
 
 
 def worst(found: list[tuple[str, Finding]], higher_is_better: bool) -> tuple[str, Finding] | None:

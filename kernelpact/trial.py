@@ -60,6 +60,18 @@ class Trial:
         """Give the magnitude that enters each element of an output."""
         return self.exact.get(f"{output}_scale", self.exact[output]).abs()
 
+    def differentiable(self, side: str, inputs: Inputs) -> Outputs:
+        """Run K_train (`train`) or the oracle (`exact`) under autograd. Errors: KernelError if K_train raises."""
+        if side == "exact":
+            return dict(self._oracle(**inputs))
+        try:
+            given = self.pair.train(**inputs)
+        except Exception as error:
+            raise KernelError(
+                f"train raised {type(error).__name__} under autograd: {_first_line(error)}"
+            ) from error
+        return self._named(side, given, detach=False)
+
     def run(self, side: str, inputs: Inputs) -> Outputs:
         """Run one side on the given inputs and check what it gives, and what it left of its inputs."""
         kernel: Callable[..., Any] = getattr(self.pair, side)
@@ -76,7 +88,7 @@ class Trial:
         self._check(side, outputs, inputs)
         return outputs
 
-    def _named(self, side: str, given: Any) -> Outputs:
+    def _named(self, side: str, given: Any, *, detach: bool = True) -> Outputs:
         expected = self.operator.outputs
         if isinstance(given, Tensor):
             given = {expected[0]: given}
@@ -86,7 +98,7 @@ class Trial:
             )
         if missing := [name for name in expected if not isinstance(given.get(name), Tensor)]:
             raise KernelError(f"{side} returns {sorted(given)}, without the tensors {missing}")
-        return {name: given[name].detach() for name in expected}
+        return {name: given[name].detach() if detach else given[name] for name in expected}
 
     def _check(self, side: str, outputs: Outputs, inputs: Inputs) -> None:
         shapes, dtypes = self.operator.shapes(inputs), self.operator.dtypes(inputs, self.dtype)
@@ -103,12 +115,11 @@ class Trial:
 
 def _bits(tensor: Tensor) -> Tensor:
     """See a tensor's elements as bytes, so that NaN equals itself."""
-    flat = tensor.detach().contiguous()
-    return flat.view(torch.uint8) if flat.dim() else flat.reshape(1).view(torch.uint8)
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
 
 
 def _snapshot(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    return tensor, _bits(tensor).clone()
+    return tensor, _bits(tensor)
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,7 @@
-"""Inputs of attention_decode_paged. Domain: kv_len, kv_heads (ranges), head_dim, group, page, window, softcap (values)."""
+"""Inputs of attention_decode_paged.
+
+Domain: kv_len, kv_heads (ranges), head_dim, group, page, window, softcap (values).
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ def _padded(inputs: Inputs, recipe: Recipe) -> Variant:
     """An empty sequence after the others, and a wider block table."""
     table = torch.nn.functional.pad(inputs["block_table"], (0, 3, 0, 1), value=-1)
     more = {
-        "q": torch.cat([inputs["q"], inputs["q"][:1]]),
+        "q": layouts.lay_out(torch.cat([inputs["q"], inputs["q"][:1]]), recipe["layout"]),
         "block_table": table,
         "seq_lens": torch.cat([inputs["seq_lens"], torch.zeros_like(inputs["seq_lens"][:1])]),
     }
@@ -76,8 +79,8 @@ def _moved(inputs: Inputs, recipe: Recipe) -> Variant:
     kv, size = recipe["kv_heads"], recipe["head_dim"]
     k_cache, v_cache, table = paging.paged(recipe["sequences"], recipe["page"], kv, size, other, q.dtype)
     moved = {
-        "k_cache": k_cache.to(q.device),
-        "v_cache": v_cache.to(q.device),
+        "k_cache": layouts.lay_out(k_cache.to(q.device), recipe["layout"]),
+        "v_cache": layouts.lay_out(v_cache.to(q.device), recipe["layout"]),
         "block_table": table.to(q.device),
     }
     return Variant(dict(inputs) | moved, lambda outputs: outputs)

@@ -1,4 +1,7 @@
-"""Inputs of attention_prefill. Domain: length, kv_heads (ranges), head_dim, group, window, softcap, causal, sinks (values)."""
+"""Inputs of attention_prefill.
+
+Domain: length, kv_heads (ranges), head_dim, group, window, softcap, causal, sinks (values).
+"""
 
 from __future__ import annotations
 
@@ -68,37 +71,37 @@ def build(recipe: Recipe, dtype: str, device: str) -> Inputs:
     }
 
 
-def _chosen(inputs: Inputs, order: Sequence[int]) -> tuple[Inputs, list[int]]:
+def _chosen(inputs: Inputs, order: Sequence[int], layout: str) -> tuple[Inputs, list[int]]:
     """Give the inputs of the sequences in `order`, and the tokens that they are."""
     ends = inputs["cu_seqlens"].tolist()
     tokens = [t for b in order for t in range(ends[b], ends[b + 1])]
     at = torch.tensor(tokens, dtype=torch.long, device=inputs["q"].device)
     lengths = torch.tensor([0, *(ends[b + 1] - ends[b] for b in order)])
-    chosen = {name: inputs[name].index_select(0, at) for name in ("q", "k", "v")}
+    chosen = {name: layouts.lay_out(inputs[name].index_select(0, at), layout) for name in ("q", "k", "v")}
     cu_seqlens = lengths.cumsum(0).to(torch.int32).to(inputs["q"].device)
     return dict(inputs) | chosen | {"cu_seqlens": cu_seqlens}, tokens
 
 
-def _reordered(inputs: Inputs, order: Sequence[int]) -> Variant:
-    chosen, tokens = _chosen(inputs, order)
+def _reordered(inputs: Inputs, recipe: Recipe, order: Sequence[int]) -> Variant:
+    chosen, tokens = _chosen(inputs, order, recipe["layout"])
     return Variant(chosen, lambda outputs: outputs, lambda outputs: {"o": outputs["o"][tokens]})
 
 
 def _alone(inputs: Inputs, recipe: Recipe) -> Variant | None:
     """The last sequence that is not empty, alone."""
     filled = [b for b, (length, _) in enumerate(recipe["sequences"]) if length]
-    return _reordered(inputs, filled[-1:]) if filled and len(recipe["sequences"]) > 1 else None
+    return _reordered(inputs, recipe, filled[-1:]) if filled and len(recipe["sequences"]) > 1 else None
 
 
 def _reversed(inputs: Inputs, recipe: Recipe) -> Variant | None:
     count = len(recipe["sequences"])
-    return _reordered(inputs, range(count)[::-1]) if count > 1 else None
+    return _reordered(inputs, recipe, range(count)[::-1]) if count > 1 else None
 
 
 def _padded(inputs: Inputs, recipe: Recipe) -> Variant:
     """An empty sequence and a copy of the first one after the others."""
     count, tokens = len(recipe["sequences"]), len(inputs["q"])
-    padded, _ = _chosen(inputs, [*range(count), 0])
+    padded, _ = _chosen(inputs, [*range(count), 0], recipe["layout"])
     ends = padded["cu_seqlens"]
     padded["cu_seqlens"] = torch.cat([ends[: count + 1], ends[count : count + 1], ends[count + 1 :]])
     return Variant(padded, lambda outputs: {"o": outputs["o"][:tokens]})

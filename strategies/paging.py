@@ -1,4 +1,4 @@
-"""Paged KV caches: fragmented and shared pages, a last page that is partly filled, and poison wherever nothing is stored."""
+"""Paged KV caches: fragmented and shared pages, a last page partly filled, poison wherever nothing is stored."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-__all__ = ["Domain", "choices", "check_domain", "sizes"]
+__all__ = ["Domain", "check_domain", "choices", "sizes"]
 
 Domain = Mapping[str, Any]
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelpact.operators import Inputs, Recipe, Variant
+from strategies.layouts import lay_out
 
 __all__ = ["of_rows", "repeated"]
 
@@ -26,30 +27,32 @@ def of_rows(*names: str) -> Mapping[str, Transformation]:
     chunking: the second half of the rows alone.
     """
 
-    def picked(inputs: Inputs, index: Sequence[int]) -> Inputs:
+    def picked(inputs: Inputs, recipe: Recipe, index: Sequence[int]) -> Inputs:
         at = torch.tensor(index, dtype=torch.long, device=inputs[names[0]].device)
-        return dict(inputs) | {name: inputs[name].index_select(0, at) for name in names}
+        chosen = {name: inputs[name].index_select(0, at) for name in names}
+        chosen[names[0]] = lay_out(chosen[names[0]], recipe["layout"])  # the layout is not what varies
+        return dict(inputs) | chosen
 
-    def subset(inputs: Inputs, index: Sequence[int]) -> Variant:
-        return Variant(picked(inputs, index), lambda outputs: outputs, _select(index))
+    def subset(inputs: Inputs, recipe: Recipe, index: Sequence[int]) -> Variant:
+        return Variant(picked(inputs, recipe, index), lambda outputs: outputs, _select(index))
 
     def batch(inputs: Inputs, recipe: Recipe) -> Variant | None:
         count = len(inputs[names[0]])
-        return subset(inputs, [count - 1]) if count > 1 else None
+        return subset(inputs, recipe, [count - 1]) if count > 1 else None
 
     def permutation(inputs: Inputs, recipe: Recipe) -> Variant | None:
         count = len(inputs[names[0]])
-        return subset(inputs, range(count)[::-1]) if count > 1 else None
+        return subset(inputs, recipe, range(count)[::-1]) if count > 1 else None
 
     def chunking(inputs: Inputs, recipe: Recipe) -> Variant | None:
         count = len(inputs[names[0]])
-        return subset(inputs, range(count // 2, count)) if count > 1 else None
+        return subset(inputs, recipe, range(count // 2, count)) if count > 1 else None
 
     def padding(inputs: Inputs, recipe: Recipe) -> Variant | None:
         count = len(inputs[names[0]])
         if not count:
             return None
-        return Variant(picked(inputs, [*range(count), 0, 0]), _select(range(count)))
+        return Variant(picked(inputs, recipe, [*range(count), 0, 0]), _select(range(count)))
 
     return {
         "batch": batch, "permutation": permutation, "padding": padding, "chunking": chunking, "repeat": repeated,
