@@ -1,0 +1,1 @@
+"""Registered K_train/K_inf pairs, one file an operator."""

@@ -6,6 +6,8 @@ seq_len, pages no table names and table entries past the last page hold anything
 not be read into the result. A sequence of length 0 gives zeros. Window and softcap as in attention_prefill.
 """
 
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
+
 from __future__ import annotations
 
 import torch
@@ -27,12 +29,10 @@ def eager_attention_decode_paged(
     group = q.shape[1] // heads_kv
     rows = []
     for b, length in enumerate(seq_lens.tolist()):
-        if length == 0:
+        positions = torch.arange(0 if window is None else max(0, length - window), length, device=q.device)
+        if not len(positions):
             rows.append(torch.zeros_like(q[b]))
             continue
-        positions = torch.arange(length, device=q.device)
-        if window is not None:
-            positions = positions[-window:]
         pages = block_table[b, positions // page].long()
         keys = k_cache[pages, positions % page].float().repeat_interleave(group, 1)
         values = v_cache[pages, positions % page].float().repeat_interleave(group, 1)
@@ -46,15 +46,15 @@ def eager_attention_decode_paged(
 @triton.jit
 def _decode_split_kernel(
     q, k_cache, v_cache, block_table, seq_lens, partial, lse, scale, window, softcap, group, page, D, splits,
-    q_b, q_h, q_d, k_p, k_s, k_h, k_d, v_p, v_s, v_h, v_d, table_b, table_m,
+    q_b, q_h, q_d, k_p, k_s, k_h, k_d, v_p, v_s, v_h, v_d, table_b, table_m, lens_b,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SPLIT: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)  # int64 offsets throughout: an index times its stride may pass 2^31
     split = tl.program_id(2)
-    length = tl.load(seq_lens + b)
-    j = split * SPLIT + tl.arange(0, SPLIT)
-    d = tl.arange(0, SIZE)
+    length = tl.load(seq_lens + b * lens_b).to(tl.int64)
+    j = (split * SPLIT + tl.arange(0, SPLIT)).to(tl.int64)
+    d = tl.arange(0, SIZE).to(tl.int64)
     seen = j < length
     if WINDOW:
         seen = seen & (j >= length - window)
@@ -124,7 +124,8 @@ def triton_attention_decode_paged(
     _decode_split_kernel[(batch, heads, splits)](
         q, k_cache, v_cache, block_table, seq_lens, partial, lse, float(scale), window or 0, float(softcap or 1.0),
         heads // k_cache.shape[2], page, size, splits, *q.stride(), *k_cache.stride(), *v_cache.stride(),
-        *block_table.stride(), WINDOW=window is not None, SOFTCAP=softcap is not None, SPLIT=SPLIT, SIZE=width,
+        *block_table.stride(), seq_lens.stride(0),
+        WINDOW=window is not None, SOFTCAP=softcap is not None, SPLIT=SPLIT, SIZE=width,
     )  # fmt: skip
     _decode_merge_kernel[(batch * heads,)](partial, lse, o, splits, size, SIZE=width)
     return {"o": o}
@@ -138,9 +139,9 @@ def gathered_attention_decode_paged(
     page = k_cache.shape[1]
     o = torch.zeros_like(q)
     for b, length in enumerate(seq_lens.tolist()):
-        if length == 0:
-            continue
         positions = torch.arange(0 if window is None else max(0, length - window), length, device=q.device)
+        if not len(positions):
+            continue
         at = block_table[b, positions // page].long(), positions % page
         keys, values = (cache[at].float().transpose(0, 1)[None] for cache in (k_cache, v_cache))
         out = torch.nn.functional.scaled_dot_product_attention(

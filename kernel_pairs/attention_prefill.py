@@ -1,10 +1,12 @@
-"""attention_prefill: q[T, Hq, D], k, v[T, Hkv, D], cu_seqlens[B+1], scale, causal, window, softcap, sinks -> o[T, Hq, D].
+"""attention_prefill: q[T, Hq, D], k, v[T, Hkv, D], cu_seqlens[B+1], scale, causal, window, softcap, sinks -> o as q.
 
 Sequences are packed; query head h reads key head h // (Hq/Hkv). Scores are scale · q·k, then softcap · tanh(s/softcap)
 where there is a softcap. Causal: key j is seen by query i when j ≤ i, and i − j < window where there is a window;
 not causal: |i − j| < window. `sinks`[Hq] are logits that join the denominator of each row. A query that sees no key
 gives zeros.
 """
+
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
 
 from __future__ import annotations
 
@@ -32,12 +34,13 @@ def eager_attention_prefill(
         scores = queries @ keys.transpose(1, 2) * scale
         if softcap is not None:
             scores = softcap * torch.tanh(scores / softcap)
-        scores = scores.masked_fill(~_visible(end - start, causal, window, q.device), float("-inf"))
+        hidden = ~_visible(end - start, causal, window, q.device)
+        scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat([scores, sinks.float()[:, None, None].expand(-1, end - start, 1)], -1)
-        p = torch.softmax(scores, -1)[..., : end - start]
+        p = torch.softmax(scores, -1)[..., : end - start].masked_fill(hidden, 0.0)  # a row that sees no key
         pieces.append((p @ values).transpose(0, 1).to(q.dtype))
-    return {"o": torch.cat(pieces) if pieces else torch.zeros_like(q)}
+    return {"o": torch.cat(pieces) if pieces else q.clone()}
 
 
 def _visible(length: int, causal: bool, window: int | None, device: torch.device) -> Tensor:
@@ -49,18 +52,18 @@ def _visible(length: int, causal: bool, window: int | None, device: torch.device
 
 @triton.jit
 def _prefill_kernel(
-    q, k, v, o, cu_seqlens, sinks, scale, window, softcap, group, D,
+    q, k, v, o, cu_seqlens, sinks, ends_s, sinks_s, scale, window, softcap, group, D,
     q_t, q_h, q_d, k_t, k_h, k_d, v_t, v_h, v_d, o_t, o_h,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     sequence = tl.program_id(0)
     block = tl.program_id(1)
-    head = tl.program_id(2)
-    first = tl.load(cu_seqlens + sequence).to(tl.int64)
-    length = tl.load(cu_seqlens + sequence + 1).to(tl.int64) - first
+    head = tl.program_id(2).to(tl.int64)  # an index times its stride may pass 2^31
+    first = tl.load(cu_seqlens + sequence * ends_s).to(tl.int64)
+    length = tl.load(cu_seqlens + (sequence + 1) * ends_s).to(tl.int64) - first
     i = block * QUERIES + tl.arange(0, QUERIES)
-    d = tl.arange(0, SIZE)
+    d = tl.arange(0, SIZE).to(tl.int64)
     if block * QUERIES < length:
         rows = (i[:, None] < length) & (d[None, :] < D)
         q_at = q + (first + i[:, None]) * q_t + head * q_h + d[None, :] * q_d
@@ -68,7 +71,7 @@ def _prefill_kernel(
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         if SINKS:
-            top = tl.zeros([QUERIES], tl.float32) + tl.load(sinks + head).to(tl.float32)
+            top = tl.zeros([QUERIES], tl.float32) + tl.load(sinks + head * sinks_s).to(tl.float32)
             total += 1.0  # the sink's own share
         out = tl.zeros([QUERIES, SIZE], tl.float32)
         low = 0
@@ -119,7 +122,9 @@ def triton_attention_prefill(
     longest = int(lengths.max()) if len(lengths) else 0
     if longest:
         _prefill_kernel[(len(lengths), triton.cdiv(longest, QUERIES), heads)](
-            q, k, v, o, cu_seqlens, q if sinks is None else sinks, float(scale), window or 0, float(softcap or 1.0),
+            q, k, v, o, cu_seqlens, q if sinks is None else sinks, cu_seqlens.stride(0),
+            0 if sinks is None else sinks.stride(0), float(scale),
+            0 if window is None else min(window, longest), float(softcap or 1.0),
             heads // k.shape[1], size, *q.stride(), *k.stride(), *v.stride(), o.stride(0), o.stride(1),
             CAUSAL=causal, WINDOW=window is not None, SOFTCAP=softcap is not None, SINKS=sinks is not None,
             QUERIES=QUERIES, KEYS=KEYS, SIZE=max(16, triton.next_power_of_2(size)),
@@ -138,11 +143,12 @@ def sdpa_attention_prefill(
             continue
         sides = (side[start:end].transpose(0, 1).float()[None] for side in (q, k, v))
         seen = _visible(end - start, causal, window, q.device)
+        none = ~seen.any(-1)[:, None]
         out = torch.nn.functional.scaled_dot_product_attention(
             *sides, attn_mask=seen, scale=scale, enable_gqa=True
         )
-        pieces.append(out[0].transpose(0, 1).to(q.dtype))
-    return {"o": torch.cat(pieces) if pieces else torch.zeros_like(q)}
+        pieces.append(out[0].masked_fill(none, 0.0).transpose(0, 1).to(q.dtype))
+    return {"o": torch.cat(pieces) if pieces else q.clone()}
 
 
 register_pair(

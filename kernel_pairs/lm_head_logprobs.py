@@ -4,6 +4,8 @@ Logits are in the dtype of `hidden`, before the temperature. The float32 log-pro
 logits, which are never rounded: rounding them first would cost the tail up to half an ulp of the logit.
 """
 
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
+
 from __future__ import annotations
 
 import torch
@@ -27,21 +29,22 @@ def eager_lm_head_logprobs(
 
 @triton.jit
 def _lm_head_kernel(
-    hidden, weight, targets, logits, logp, T, V, H, stride_t, stride_h, stride_v, stride_w, temperature,
+    hidden, weight, targets, logits, logp, T, V, H, stride_t, stride_h, stride_v, stride_w, stride_target, temperature,
     TOKENS: tl.constexpr, VOCAB: tl.constexpr, HIDDEN: tl.constexpr,
 ):  # fmt: skip
+    # int64 offsets throughout: an index times its stride may pass 2^31
     t = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
-    target = tl.load(targets + t, mask=t < T, other=0)
+    target = tl.load(targets + t * stride_target, mask=t < T, other=0)
     top = tl.full([TOKENS], float("-inf"), tl.float32)
     total = tl.zeros([TOKENS], tl.float32)
     chosen = tl.zeros([TOKENS], tl.float32)
     for first in range(0, V, VOCAB):
-        v = first + tl.arange(0, VOCAB)
+        v = (first + tl.arange(0, VOCAB)).to(tl.int64)
         z = tl.zeros([TOKENS, VOCAB], tl.float32)
         for start in range(0, H, HIDDEN):
-            h = start + tl.arange(0, HIDDEN)
+            h = (start + tl.arange(0, HIDDEN)).to(tl.int64)
             a_at = hidden + t[:, None] * stride_t + h[None, :] * stride_h
-            b_at = weight + v[None, :].to(tl.int64) * stride_v + h[:, None] * stride_w
+            b_at = weight + v[None, :] * stride_v + h[:, None] * stride_w
             a = tl.load(a_at, mask=(t[:, None] < T) & (h[None, :] < H), other=0.0)
             b = tl.load(b_at, mask=(v[None, :] < V) & (h[:, None] < H), other=0.0)
             z += tl.dot(a.to(tl.float32), b.to(tl.float32), input_precision="ieee")
@@ -66,7 +69,7 @@ def triton_lm_head_logprobs(
     if rows:
         _lm_head_kernel[(triton.cdiv(rows, TOKENS),)](
             hidden, weight, targets, logits, logp, rows, vocab, size, *hidden.stride(), *weight.stride(),
-            float(temperature), TOKENS=TOKENS, VOCAB=VOCAB, HIDDEN=HIDDEN,
+            targets.stride(0), float(temperature), TOKENS=TOKENS, VOCAB=VOCAB, HIDDEN=HIDDEN,
         )  # fmt: skip
     return {"logits": logits, "logp": logp}
 

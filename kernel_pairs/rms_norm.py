@@ -3,6 +3,8 @@
 Both sides compute in float32 and round once, to the dtype of x.
 """
 
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
+
 from __future__ import annotations
 
 import torch
@@ -24,15 +26,15 @@ def eager_rms_norm(*, x: Tensor, weight: Tensor, eps: float, offset: int) -> dic
 
 @triton.jit
 def _rms_norm_kernel(x, weight, y, H, stride_t, stride_h, stride_w, eps, offset, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # int64 offsets throughout: row or column times stride may pass 2^31
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, H, BLOCK):
-        h = start + tl.arange(0, BLOCK)
+        h = (start + tl.arange(0, BLOCK)).to(tl.int64)
         value = tl.load(x + row * stride_t + h * stride_h, mask=h < H, other=0.0).to(tl.float32)
         total += value * value
     rstd = 1.0 / tl.sqrt(tl.sum(total, 0) / H + eps)
     for start in range(0, H, BLOCK):
-        h = start + tl.arange(0, BLOCK)
+        h = (start + tl.arange(0, BLOCK)).to(tl.int64)
         value = tl.load(x + row * stride_t + h * stride_h, mask=h < H, other=0.0).to(tl.float32)
         scale = tl.load(weight + h * stride_w, mask=h < H, other=0.0).to(tl.float32) + offset
         tl.store(y + row * H + h, (value * rstd * scale).to(y.dtype.element_ty), mask=h < H)

@@ -5,6 +5,8 @@ Angles are computed in float64 on the host, as a table that both sides share in 
 an angle at position 131072 would be wrong by up to 0.008.
 """
 
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
+
 from __future__ import annotations
 
 import torch
@@ -38,8 +40,8 @@ def _rope_kernel(
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     half = D // 2
-    head = tl.arange(0, HEADS)[:, None]
-    pair = tl.arange(0, HALF)[None, :]
+    head = tl.arange(0, HEADS)[:, None].to(tl.int64)  # an index times its stride may pass 2^31
+    pair = tl.arange(0, HALF)[None, :].to(tl.int64)
     inside = (head < N) & (pair < half)
     first = pair * 2 if INTERLEAVED else pair
     second = pair * 2 + 1 if INTERLEAVED else pair + half
@@ -73,4 +75,19 @@ def triton_rope(*, x: Tensor, positions: Tensor, theta: float, interleaved: bool
     return {"y": y}
 
 
+def rotated_rope(*, x: Tensor, positions: Tensor, theta: float, interleaved: bool) -> dict[str, Tensor]:
+    """K_inf: x · cos + rotate(x) · sin over whole heads, as model code writes it; float32 inside, one rounding."""
+    size = x.shape[-1]
+    cos, sin = _table(positions, size, theta)[:, None].chunk(2, -1)
+    wide = x.float()
+    if interleaved:
+        cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)
+        rotated = torch.stack([-wide[..., 1::2], wide[..., 0::2]], -1).flatten(-2)
+    else:
+        cos, sin = cos.repeat(1, 1, 2), sin.repeat(1, 1, 2)
+        rotated = torch.cat([-wide[..., size // 2 :], wide[..., : size // 2]], -1)
+    return {"y": (wide * cos + rotated * sin).to(x.dtype)}
+
+
 register_pair(KernelPair(name="rope/triton", op="rope", train=eager_rope, inf=triton_rope))
+register_pair(KernelPair(name="rope/rotated", op="rope", train=eager_rope, inf=rotated_rope))

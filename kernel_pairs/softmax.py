@@ -1,4 +1,6 @@
-"""softmax: logits[T, V] -> p[T, V], in the dtype of the logits. A row has at least one finite logit."""
+"""softmax: logits[T, V] -> p[T, V], in the dtype of the logits. A row without a finite logit gives NaN."""
+
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
 
 from __future__ import annotations
 
@@ -19,18 +21,18 @@ def eager_softmax(*, logits: Tensor) -> dict[str, Tensor]:
 
 @triton.jit
 def _softmax_kernel(logits, p, V, stride_t, stride_v, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)  # int64 offsets throughout: row or column times stride may pass 2^31
     top = float("-inf")
     total = 0.0
     for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
+        v = (start + tl.arange(0, BLOCK)).to(tl.int64)
         z = tl.load(logits + row * stride_t + v * stride_v, mask=v < V, other=float("-inf")).to(tl.float32)
         new = tl.maximum(top, tl.max(z, 0))
         finite = tl.where(new == float("-inf"), 0.0, new)  # a block of masked logits before any other
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(z - finite), 0)
         top = new
     for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
+        v = (start + tl.arange(0, BLOCK)).to(tl.int64)
         z = tl.load(logits + row * stride_t + v * stride_v, mask=v < V, other=float("-inf")).to(tl.float32)
         tl.store(p + row * V + v, (tl.exp(z - top) / total).to(p.dtype.element_ty), mask=v < V)
 

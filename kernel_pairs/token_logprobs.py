@@ -1,5 +1,7 @@
 """token_logprobs: logits[T, V], targets[T], temperature -> logp[T] in float32, of the target at that temperature."""
 
+# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
+
 from __future__ import annotations
 
 import torch
@@ -20,19 +22,21 @@ def eager_token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float)
 
 
 @triton.jit
-def _token_logprobs_kernel(logits, targets, logp, V, stride_t, stride_v, temperature, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
+def _token_logprobs_kernel(
+    logits, targets, logp, V, stride_t, stride_v, stride_target, temperature, BLOCK: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)  # int64 offsets throughout: row or column times stride may pass 2^31
     base = logits + row * stride_t
     top = float("-inf")
     total = 0.0
     for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
+        v = (start + tl.arange(0, BLOCK)).to(tl.int64)
         z = tl.load(base + v * stride_v, mask=v < V, other=float("-inf")).to(tl.float32) / temperature
         new = tl.maximum(top, tl.max(z, 0))
         finite = tl.where(new == float("-inf"), 0.0, new)
         total = total * tl.exp(top - finite) + tl.sum(tl.exp(z - finite), 0)
         top = new
-    target = tl.load(targets + row)
+    target = tl.load(targets + row * stride_target)
     z = tl.load(base + target * stride_v).to(tl.float32) / temperature
     tl.store(logp + row, (z - top) - tl.log(total))
 
@@ -43,7 +47,7 @@ def triton_token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float
     logp = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows:
         _token_logprobs_kernel[(rows,)](
-            logits, targets, logp, vocab, *logits.stride(), float(temperature), BLOCK=BLOCK
+            logits, targets, logp, vocab, *logits.stride(), targets.stride(0), float(temperature), BLOCK=BLOCK
         )
     return {"logp": logp}
 

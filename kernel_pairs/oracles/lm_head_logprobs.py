@@ -12,7 +12,12 @@ from kernelpact.operators import oracle
 def lm_head_logprobs(
     *, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float
 ) -> dict[str, Tensor]:
-    """Give logits[T, V] and logp[T], with the scales Σ|h||w| and that of the logits that enter a log-prob."""
+    """Give logits[T, V] = hidden · weightᵀ and logp[T] = z_target/τ − ln Σ e^(z/τ) of those exact logits, in float64.
+
+    Shapes: hidden[T, H], weight[V, H], targets[T] int64 in [0, V), temperature τ > 0. Logits are before the
+    temperature. A kernel returns them in the dtype of `hidden`, and logp in float32, of logits never rounded.
+    Scales: Σ|h||w| of a logit; the row's largest of these over τ, plus |logp|, of a log-prob.
+    """
     h, w = hidden.double(), weight.double()
     logits = torch.einsum("th,vh->tv", h, w)
     scale = torch.einsum("th,vh->tv", h.detach().abs(), w.detach().abs())

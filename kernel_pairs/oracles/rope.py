@@ -10,9 +10,15 @@ from kernelpact.operators import oracle
 
 @oracle("rope")
 def rope(*, x: Tensor, positions: Tensor, theta: float, interleaved: bool) -> dict[str, Tensor]:
-    """Give y[T, N, D] and its scale |a cos| + |b sin|: the two terms may cancel."""
+    """Give y[T, N, D] and its scale |a cos| + |b sin|, since the two terms may cancel, in float64.
+
+    Pair i of a head turns by the exact float64 angle positions · theta^(−2i/D); a kernel that builds angles in
+    float32 is wrong by up to positions · 2^−24 radians for each rounding, and answers for it.
+    Shapes: x[T, N, D] with D even, positions[T] integers ≥ 0, theta > 0. T may be 0.
+    interleaved: pairs are (2i, 2i + 1); otherwise (i, i + D/2). Source: Su et al. 2021, arXiv 2104.09864.
+    """
     wide = x.double()
-    tokens, heads, size = wide.shape
+    tokens, _, size = wide.shape
     half = size // 2
     order = [2 * i for i in range(half)] if interleaved else list(range(half))
     partner = [2 * i + 1 for i in range(half)] if interleaved else [half + i for i in range(half)]

@@ -10,7 +10,11 @@ from kernelpact.operators import oracle
 
 @oracle("softmax")
 def softmax(*, logits: Tensor) -> dict[str, Tensor]:
-    """Give p[T, V]. There is no cancellation."""
+    """Give p[T, V] = e^(z − max) / Σ e^(z − max), in float64.
+
+    Shapes: logits[T, V], V ≥ 1. −inf is a masked logit, with p = 0; a row of nothing but −inf is NaN, as in PyTorch.
+    No scale: a sum of positive terms does not cancel.
+    """
     rows = []
     for row in logits.double():
         weights = torch.exp(row - row.detach().max())

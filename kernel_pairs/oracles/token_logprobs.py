@@ -10,9 +10,12 @@ from kernelpact.operators import oracle
 
 @oracle("token_logprobs")
 def token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float) -> dict[str, Tensor]:
-    """Give logp[T] and its scale: |z_target/τ − max| + ln Σ, the two terms of the difference, and the largest |z/τ|.
+    """Give logp[T] = z_target/τ − ln Σ e^(z/τ), and its scale, in float64.
 
-    The largest |z/τ| counts because dividing by the temperature rounds there.
+    Scale: |z_target/τ − max| + ln Σ, the two terms of the difference, and the largest |z/τ|, since dividing by the
+    temperature rounds there.
+    Shapes: logits[T, V], targets[T] int64 in [0, V), temperature τ > 0. logp is float32 whatever the logits are.
+    A masked target (−inf) gives −inf; a row of nothing but −inf gives NaN, as in PyTorch.
     """
     values, scales = [], []
     for row, target in zip(logits.double(), targets.tolist(), strict=True):
@@ -20,7 +23,7 @@ def token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float) -> di
         top = z.detach().max()
         log_sum = torch.exp(z - top).sum().log()
         values.append(z[target] - top - log_sum)
-        seen = z.detach()[z.detach().isfinite()].abs().max()
+        seen = z.detach().abs().where(z.detach().isfinite(), 0.0).max()
         scales.append(seen + log_sum.detach() + (z[target].detach() - top).abs().nan_to_num(posinf=0.0))
     empty = logits.new_zeros(0, dtype=torch.float64)
     return {
