@@ -174,7 +174,7 @@ def f_divergence(f: Callable[[Array], Array], drift: float) -> float:
     def value(u: Array) -> Array:  # s = e^(2εu)
         high = np.exp(2 * e * (u - 1)) * np.expm1(-2 * e * u) / np.expm1(-2 * e)
         low = -np.expm1(2 * e * (u - 1)) / -np.expm1(-2 * e)
-        return low * f(np.exp(-2 * e * u)) + high * f(np.exp(2 * e * (1 - u)))
+        return np.asarray(low * f(np.exp(-2 * e * u)) + high * f(np.exp(2 * e * (1 - u))))
 
     from scipy.optimize import minimize_scalar  # late: importing the bounds must stay cheap
 
@@ -350,9 +350,8 @@ def _token_bias(e: Array, estimator: str, cap: float | None, floor: float | None
         return np.asarray(truncation_excess(e, cap))
     if estimator == "masked":
         return np.asarray(mask_excess(e, 0.0 if floor is None else floor, cap))
-    return np.asarray(truncation_excess(e, cap)) + np.asarray(
-        clip_deficit(e, 0.0 if floor is None else floor)
-    )
+    deficit = clip_deficit(e, 0.0 if floor is None else floor)
+    return np.asarray(truncation_excess(e, cap) + deficit)
 
 
 def clip_budget(drift: ArrayLike, low: float = 0.2, high: float = 0.2) -> Value:

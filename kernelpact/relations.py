@@ -164,6 +164,9 @@ def _gradients(trial: Trial, side: str) -> dict[str, Tensor]:
     }
 
 
+RELATIONS = {"parity": _parity, "accuracy": _accuracy, "invariance": _invariance, "gradient": _gradient}
+
+
 def worst(found: list[tuple[str, Finding]], higher_is_better: bool) -> tuple[str, Finding] | None:
     """Give the finding that decides: a violated one before others, then the figure closest to its limit."""
     judged = [pair for pair in found if pair[1].observed is not None]
