@@ -439,10 +439,13 @@ def test_the_log_prob_of_a_masked_target_is_minus_infinity():
 
 @pytest.fixture(scope="module")
 def far_apart(tmp_path_factory):
-    """Give views of one sparse file: elements 2^30 apart along an axis, so that an int32 offset wraps at 2."""
+    """Give views of one sparse file: elements 2^30 apart along an axis, so that an int32 offset wraps at 2.
+
+    The first 2^31 elements are left as zeros: a wrapped offset reads these, and gives a wrong result, not a crash.
+    """
     path = tmp_path_factory.mktemp("sparse") / "elements"
-    memory = torch.from_file(str(path), shared=True, size=3 * 2**30 + 2**12, dtype=torch.bfloat16)
-    taken = 0
+    memory = torch.from_file(str(path), shared=True, size=2**31 + 3 * 2**30 + 2**12, dtype=torch.bfloat16)
+    taken = 2**31
 
     def place(values, axis):
         nonlocal taken

@@ -26,7 +26,7 @@ def rope(*, x: Tensor, positions: Tensor, theta: float, interleaved: bool) -> di
     angle = positions.double().reshape(tokens, 1, 1) * speed.to(x.device)
     turn = torch.polar(torch.ones_like(angle), angle)
     turned = torch.complex(wide[:, :, order], wide[:, :, partner]) * turn
-    magnitude = wide[:, :, order].abs(), wide[:, :, partner].abs()
+    magnitude = wide[:, :, order].detach().abs(), wide[:, :, partner].detach().abs()
     cos, sin = turn.real.abs(), turn.imag.abs()
     y, scale = torch.zeros_like(wide), torch.zeros_like(wide)
     y[:, :, order], y[:, :, partner] = turned.real, turned.imag
