@@ -6,8 +6,6 @@ seq_len, pages no table names and table entries past the last page hold anything
 not be read into the result. A sequence of length 0 gives zeros. Window and softcap as in attention_prefill.
 """
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch

@@ -6,8 +6,6 @@ not causal: |i − j| < window. `sinks`[Hq] are logits that join the denominator
 gives zeros.
 """
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch

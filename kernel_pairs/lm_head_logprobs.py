@@ -4,8 +4,6 @@ Logits are in the dtype of `hidden`, before the temperature. The float32 log-pro
 logits, which are never rounded: rounding them first would cost the tail up to half an ulp of the logit.
 """
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch

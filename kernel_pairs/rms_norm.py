@@ -3,8 +3,6 @@
 Both sides compute in float32 and round once, to the dtype of x.
 """
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch

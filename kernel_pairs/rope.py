@@ -5,8 +5,6 @@ Angles are computed in float64 on the host, as a table that both sides share in 
 an angle at position 131072 would be wrong by up to 0.008.
 """
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch

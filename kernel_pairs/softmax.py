@@ -1,7 +1,5 @@
 """softmax: logits[T, V] -> p[T, V], in the dtype of the logits. A row without a finite logit gives NaN."""
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch

@@ -1,7 +1,5 @@
 """token_logprobs: logits[T, V], targets[T], temperature -> logp[T] in float32, of the target at that temperature."""
 
-# ruff: noqa: ANN001, ANN202 - arguments of a Triton kernel have no Python type
-
 from __future__ import annotations
 
 import torch
