@@ -27,7 +27,7 @@ def recipes(
         {
             "sequences": batches.sequences("kv_len", domain, around_pages, cap=70),
             "page": sizes.choices("page", domain, paging.PAGES),
-            **heads(domain),
+            **heads(domain, dtype),
             "pages": paging.page_recipes(),
             "layout": layouts.layouts(),
         }
@@ -40,7 +40,10 @@ def build(recipe: Recipe, dtype: str, device: str) -> Inputs:
     count = kv * recipe["group"]
     k_cache, v_cache, table = paging.paged(recipe["sequences"], recipe["page"], kv, size, recipe["pages"], to)
     q = torch.cat(
-        [batches.queries(seed, 1, count, size, recipe["sharpness"]) for _, seed in recipe["sequences"]]
+        [
+            batches.queries(seed, 1, count, size, recipe["sharpness"], recipe["lift"])
+            for _, seed in recipe["sequences"]
+        ]
     )
     return {
         "q": layouts.lay_out(q.to(to).to(device), recipe["layout"]),
@@ -50,7 +53,7 @@ def build(recipe: Recipe, dtype: str, device: str) -> Inputs:
         "seq_lens": torch.tensor(
             [length for length, _ in recipe["sequences"]], dtype=torch.int32, device=device
         ),
-        "scale": size**-0.5,
+        "scale": recipe["scale"] * size**-0.5,
         "window": recipe["window"],
         "softcap": recipe["softcap"],
     }

@@ -14,6 +14,7 @@ from strategies.tensors import generator
 __all__ = ["LONGEST", "keys_and_values", "queries", "sequences"]
 
 LONGEST = 100
+KEY_MEAN = 4.0  # the first column of every key, by which queries shift all their scores
 
 
 def sequences(
@@ -31,11 +32,16 @@ def sequences(
 def keys_and_values(seed: int, length: int, heads: int, size: int) -> tuple[Tensor, Tensor]:
     """Build k and v [length, heads, size] in float64. Values carry their position, so that a wrong one shows."""
     noise = torch.randn(LONGEST * 2, 2, heads, size, generator=generator(seed), dtype=torch.float64)[:length]
+    noise[:, 0, :, 0] = KEY_MEAN
     place = torch.arange(length, dtype=torch.float64)[:, None, None]
     return noise[:, 0], noise[:, 1] + 2 * torch.cos(place * 2.4)
 
 
-def queries(seed: int, length: int, heads: int, size: int, sharpness: float) -> Tensor:
+def queries(seed: int, length: int, heads: int, size: int, sharpness: float, lift: float = 0.0) -> Tensor:
     """Build q [length, heads, size] in float64; a large sharpness makes attention look at single keys."""
     noise = torch.randn(LONGEST * 2, heads, size, generator=generator(seed + 50_000), dtype=torch.float64)
-    return noise[:length] * sharpness
+    q = noise[:length] * sharpness
+    q[..., 0] += (
+        lift * size**0.5 / KEY_MEAN
+    )  # every score at scale 1/√D moves by `lift`: a forgotten maximum shows
+    return q

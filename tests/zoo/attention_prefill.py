@@ -187,7 +187,7 @@ def scores_in_half(**inputs):
     return _attend(inputs, scores=rounded)
 
 
-@_fault("float32")
+@_fault()
 def max_not_subtracted(**inputs):
     """Exponentiates scores as they are (Z26, kind)."""
 
@@ -200,7 +200,7 @@ def max_not_subtracted(**inputs):
     return _attend(inputs, weigh=raw)
 
 
-@_fault("float32")
+@_fault()
 def running_max_starts_at_zero(**inputs):
     """Shifts by max(0, scores): a row that is all far below it divides 0 by 0 (Z39 vllm#31478, kind)."""
 
