@@ -77,7 +77,7 @@ def rowwise_lm_head_logprobs(
 ) -> dict[str, Tensor]:
     """K_inf: float32 logits a token at a time, so that a row never depends on its batch."""
     wide = (
-        torch.stack([weight.float() @ row for row in hidden.float()])
+        torch.stack([weight.float().contiguous() @ row for row in hidden.float().contiguous()])
         if len(hidden)
         else hidden.float() @ weight.float().T
     )

@@ -50,8 +50,11 @@ def triton_rms_norm(*, x: Tensor, weight: Tensor, eps: float, offset: int) -> di
 
 
 def library_rms_norm(*, x: Tensor, weight: Tensor, eps: float, offset: int) -> dict[str, Tensor]:
-    """K_inf: PyTorch's own operator, in float32, rounded once."""
-    wide = torch.nn.functional.rms_norm(x.float(), (x.shape[-1],), weight.float() + offset, eps)
+    """K_inf: PyTorch's own operator, in float32, rounded once.
+
+    Contiguous first: on a transposed input PyTorch's reduction order depends on the number of rows.
+    """
+    wide = torch.nn.functional.rms_norm(x.float().contiguous(), (x.shape[-1],), weight.float() + offset, eps)
     return {"y": wide.to(x.dtype)}
 
 

@@ -52,7 +52,7 @@ def triton_token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float
 
 def chunked_token_logprobs(*, logits: Tensor, targets: Tensor, temperature: float) -> dict[str, Tensor]:
     """K_inf: log-sum-exp over chunks of the vocabulary, merged, as trainers with long vocabularies do."""
-    wide = logits.float() / temperature
+    wide = logits.float().contiguous() / temperature  # else the reduction order depends on the number of rows
     parts = [chunk.logsumexp(-1) for chunk in wide.split(CHUNK, -1)]
     chosen = wide.gather(-1, targets[:, None]).squeeze(-1)
     return {"logp": chosen - torch.stack(parts, -1).logsumexp(-1)}

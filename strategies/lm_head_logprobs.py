@@ -30,13 +30,18 @@ def recipes(
         {
             "vocab": sizes.sizes("vocab", domain, edges, cap=140),
             "hidden": sizes.sizes("hidden", domain, edges, cap=140),
-            "rows": st.lists(row, min_size=1, max_size=18 if 16 in edges.get("tokens", ()) else 6),
+            "rows": sizes.several(row, *sizes.counted("tokens", domain, most=_most_rows(edges))),
             "weight": sizes.seeds(),
             "logit_scale": sizes.choices("logit_scale", domain, (1.0, 3.0)),
             "temperature": sizes.choices("temperature", domain, TEMPERATURES),
             "layout": layouts.layouts(),
         }
     )
+
+
+def _most_rows(edges: Mapping[str, Sequence[int]]) -> int:
+    """Enough rows to pass a tile of up to 16 tokens by two; a kernel that declares none gets 6."""
+    return max([6, *(edge + 2 for edge in edges.get("tokens", ()) if edge <= 16)])
 
 
 def build(recipe: Recipe, dtype: str, device: str) -> Inputs:

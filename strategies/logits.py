@@ -25,7 +25,7 @@ def logit_rows() -> st.SearchStrategy[list[int | str]]:
 def logit_row(kind: str, seed: int, size: int, dtype: torch.dtype) -> Tensor:
     """Build a row [size] of logits; at least one is finite."""
     noise = torch.randn(size, generator=generator(seed), dtype=torch.float64)
-    index = torch.arange(size)
+    index = torch.arange(size, dtype=torch.float64)
     at = seed % size
     values = 3 * noise
     if kind == "near_ties":

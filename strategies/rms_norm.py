@@ -18,11 +18,10 @@ def recipes(
 ) -> st.SearchStrategy[Recipe]:
     """Draw recipes."""
     sizes.check_domain(domain, DOMAIN, "rms_norm")
-    low, high = domain.get("tokens", (1, 6))
     return st.fixed_dictionaries(
         {
             "hidden": sizes.sizes("hidden", domain, edges, cap=300),
-            "rows": st.lists(tensors.rows(), min_size=min(low, 6), max_size=min(high, 6)),
+            "rows": sizes.several(tensors.rows(), *sizes.counted("tokens", domain, least=0)),
             "weight": st.tuples(st.sampled_from(tensors.WEIGHT_KINDS), sizes.seeds()).map(list),
             "eps": sizes.choices("eps", domain, (1e-6, 1e-5, 1e-3)),
             "offset": sizes.choices("offset", domain, (0, 1)),

@@ -11,6 +11,7 @@ from kernelpact.operators import Inputs, Operator, Recipe, register_operator
 from strategies import layouts, sizes, tensors, variants
 
 DOMAIN = ("tokens", "heads", "head_dim", "position", "theta", "interleaved")
+HEAD_DIMS = (2, 4, 6, 8, 16, 30, 32, 64, 80, 96, 128, 192, 256)
 KINDS = ("normal", "outlier", "constant", "tiny", "zeros", "large", "alternating", "spike", "ties")
 
 
@@ -22,14 +23,17 @@ def recipes(
     low, high = domain.get("position", (0, 131072))
     far = [p for p in (low, 1, 2, 3, 100, 257, 4095, 4097, 32769, 65537, 131071, high) if low <= p <= high]
     token = st.tuples(tensors.rows(KINDS), st.one_of(st.sampled_from(far), st.integers(low, high)))
-    size = domain.get("head_dim", (2, 64))
+    low_size, high_size = domain.get("head_dim", (2, 64))
+    head_dims = [d for d in HEAD_DIMS if low_size <= d <= high_size]
+    if not head_dims:
+        raise ValueError(f"rope: domain head_dim [{low_size}, {high_size}] holds none of {HEAD_DIMS}")
     return st.fixed_dictionaries(
         {
             "heads": sizes.sizes("heads", domain, edges, cap=4),
-            "head_dim": st.sampled_from(
-                [d for d in (2, 4, 6, 8, 16, 30, 32, 64, 80, 128) if size[0] <= d <= size[1]]
+            "head_dim": st.sampled_from(head_dims),
+            "tokens": sizes.several(
+                token.map(lambda t: [*t[0], t[1]]), *sizes.counted("tokens", domain, most=5)
             ),
-            "tokens": st.lists(token.map(lambda t: [*t[0], t[1]]), min_size=1, max_size=5),
             "theta": sizes.choices("theta", domain, (10000.0, 500000.0)),
             "interleaved": sizes.choices("interleaved", domain, (False, True)),
             "layout": layouts.layouts(),

@@ -1,6 +1,8 @@
 """Sizes biased to edges: 1, primes, powers of two and declared tile edges, each ±1; and domains that narrow them.
 
-A domain maps a name to `[low, high]`, a range, where the name is a size; to a list of allowed values elsewhere.
+A domain maps a name to `[low, high]`, both included, where the operator's docstring calls the name a range; to a
+list of allowed values elsewhere, two numbers too: `{"kv_len": [0, 300], "page": [16, 64]}` allows 301 lengths and
+2 page sizes.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-__all__ = ["Domain", "check_domain", "choices", "sizes"]
+__all__ = ["Domain", "check_domain", "choices", "counted", "seeds", "several", "sizes"]
 
 Domain = Mapping[str, Any]
 
@@ -30,8 +32,9 @@ def sizes(
     """Draw a size called `name`, within the domain, at most `cap` (what the budget of a run affords), small first.
 
     edges: sizes at which a kernel changes its path; drawn around, once and twice, up to twice the cap.
+    A domain that lies above the cap altogether is drawn at its lower end.
     """
-    bottom, top = domain.get(name, (low, cap))
+    bottom, top = domain.get(name, (low, 2 * cap))
     bottom, reach = max(low, bottom), min(cap, top)
     if bottom > reach:
         reach = bottom
@@ -46,14 +49,34 @@ def sizes(
 
 
 def choices(name: str, domain: Domain, values: Sequence[Any]) -> st.SearchStrategy[Any]:
-    """Draw one of `values` that the domain allows, the first ones first. Errors: ValueError if it allows none."""
-    allowed = domain.get(name)
-    kept = [value for value in values if allowed is None or value in allowed]
-    if not kept and allowed is not None:
-        kept = list(allowed)
-    if not kept:
-        raise ValueError(f"domain {name}: {allowed!r} allows none of {list(values)!r}")
-    return st.sampled_from(kept)
+    """Draw one of `values`, or, where the domain names any, one of those that it allows: all of them, and those
+    that stand in `values` first, in that order. Errors: ValueError if it allows none.
+    """
+    if name not in domain:
+        return st.sampled_from(values)
+    allowed = list(domain[name])
+    if not allowed:
+        raise ValueError(f"domain {name} is empty; by default it is {list(values)!r}")
+    usual = [value for value in values if value in allowed]
+    return st.sampled_from(usual + [value for value in allowed if value not in usual])
+
+
+def counted(name: str, domain: Domain, *, least: int = 1, most: int = 6) -> tuple[int, int]:
+    """Give the fewest and the most rows to draw within the domain. A domain above `most` gives its lower end.
+
+    Errors: ValueError where the domain allows none of `least` rows or more.
+    """
+    low, high = domain.get(name, (1, most))
+    if high < max(low, least):
+        raise ValueError(f"domain {name}: [{low}, {high}] holds no number of rows from {least} on")
+    low = max(low, least)
+    return low, max(low, min(high, most))
+
+
+def several(element: st.SearchStrategy[Any], low: int, high: int) -> st.SearchStrategy[list[Any]]:
+    """Draw lists of low to high elements, seldom of one: a row alone says nothing of invariance or of its batch."""
+    starts = sorted({low, *(n for n in (2, 3, 4) if low <= n <= high)})
+    return st.one_of([st.lists(element, min_size=start, max_size=high) for start in starts])
 
 
 def seeds() -> st.SearchStrategy[int]:

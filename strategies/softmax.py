@@ -25,11 +25,10 @@ def logit_recipes(
     domain: sizes.Domain, edges: Mapping[str, Sequence[int]], **more: object
 ) -> st.SearchStrategy[Recipe]:
     """Draw recipes of a [T, V] tensor of logits, with whatever else an operator takes."""
-    low, high = domain.get("tokens", (1, 6))
     return st.fixed_dictionaries(
         {
             "vocab": sizes.sizes("vocab", domain, edges, cap=600),
-            "rows": st.lists(logits.logit_rows(), min_size=min(low, 6), max_size=min(high, 6)),
+            "rows": sizes.several(logits.logit_rows(), *sizes.counted("tokens", domain, least=0)),
             "layout": layouts.layouts(),
             **more,
         }
@@ -64,6 +63,7 @@ register_operator(
         dtypes=lambda inputs, dtype: {"p": inputs["logits"].dtype},
         variants=variants.of_rows("logits"),
         differentiable=("logits",),
+        logits=lambda outputs, inputs: outputs["p"].float().log(),
         describe=describe,
     )
 )

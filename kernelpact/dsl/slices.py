@@ -176,11 +176,13 @@ class _Parser:
         return False
 
     def _logical(self, operator: str) -> Predicate:
-        inner = (lambda: self._logical("and")) if operator == "or" else self._term
-        terms = [inner()]
+        terms = [self._operand(operator)]
         while self._take(operator):
-            terms.append(inner())
+            terms.append(self._operand(operator))
         return terms[0] if len(terms) == 1 else Logical(operator, tuple(terms))
+
+    def _operand(self, operator: str) -> Predicate:
+        return self._logical("and") if operator == "or" else self._term()
 
     def _term(self) -> Predicate:
         self.depth += 1

@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add("--contract-device", choices=["auto", "cpu", "cuda"], default="auto",
         help="where kernels run (default: cuda if there is one)")  # fmt: skip
     add("--contract-examples", type=_positive, metavar="N", default=None,
-        help="inputs generated for each item (default: 25)")  # fmt: skip
+        help="inputs generated for each item (default: 20)")  # fmt: skip
     add("--contract-seed", default="0", metavar="N|random",
         help="the same seed gives the same inputs; `random` explores, and prints its seed (default: 0)")  # fmt: skip
     add("--contract-report", metavar="FILE.json", type=Path, help="write the evidence here")

@@ -7,8 +7,9 @@ alone; then the pass is repeated for the others. What was run before is remember
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
@@ -105,9 +106,8 @@ class _Search:
             derandomize=False,  # the seed below decides
             print_blob=False,
         )
-        drawn: Callable[[], None] = hypothesis.given(self.case.strategy())(body)
-        seeded: Callable[[], None] = hypothesis.seed(self.seed)(drawn)
-        configured = settings(seeded)
+        drawn = hypothesis.given(self.case.strategy())(body)
+        configured: Any = settings(hypothesis.seed(self.seed)(drawn))
         try:
             configured()
         except _Failed:

@@ -41,7 +41,7 @@ from kernelpact.verdict import Verdict
 
 __all__ = ["ContractSession", "InputError"]
 
-EXAMPLES = 25
+EXAMPLES = 20
 EXAMPLES_AMONG_TESTS = 3  # when plain `pytest` runs the shipped contracts beside the engine's tests
 
 
