@@ -20,14 +20,31 @@ KEY_MEAN = 4.0  # the first column of every key, by which queries shift all thei
 def sequences(
     name: str, domain: sizes.Domain, edges: Mapping[str, Sequence[int]], *, most: int = 4, cap: int = 70
 ) -> st.SearchStrategy[list[list[int]]]:
-    """Draw sequences, [length, seed] each. Equal seeds give sequences of which one is the other's prefix."""
+    """Draw sequences, [length, seed] each: any, one long and a few short, or several of one seed.
+
+    Equal seeds give sequences of which one is the other's prefix.
+    """
     low, high = domain.get(name, (0, cap))
     low = max(low, 0)
-    length = st.one_of(
-        st.integers(low, min(high, max(low, 8))), sizes.sizes(name, domain, edges, low=low, cap=cap)
+
+    def short(longest: int) -> st.SearchStrategy[int]:
+        return st.integers(low, min(high, max(low, longest)))
+
+    def of(length: st.SearchStrategy[int], seed: st.SearchStrategy[int]) -> st.SearchStrategy[list[int]]:
+        return st.tuples(length, seed).map(list)
+
+    length = st.one_of(short(8), sizes.sizes(name, domain, edges, low=low, cap=cap))
+    seed = st.integers(0, 40)
+    usual = sizes.several(of(length, seed), 1, most)
+    if most < 2:
+        return usual
+    few = st.lists(of(short(2), seed), min_size=1, max_size=most - 1)
+    long = sizes.sizes(name, domain, edges, low=low, cap=cap)
+    one_long = st.tuples(of(long, seed), few).map(lambda pair: [pair[0], *pair[1]])
+    prefixes = st.tuples(seed, st.lists(length, min_size=2, max_size=most)).map(
+        lambda pair: [[length, pair[0]] for length in pair[1]]
     )
-    seed = st.one_of(st.integers(0, 3), st.integers(0, 40))  # few seeds, so that prefixes do repeat
-    return sizes.several(st.tuples(length, seed).map(list), 1, most)
+    return st.one_of(usual, one_long, prefixes)
 
 
 def keys_and_values(seed: int, length: int, heads: int, size: int) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from strategies.tensors import generator
 __all__ = ["LOGIT_KINDS", "TARGET_KINDS", "logit_row", "logit_rows", "target"]
 
 LOGIT_KINDS = (
-    "normal", "near_ties", "dominant", "offset", "masked", "ascending", "flat_tail", "last", "negative", "two_point",
+    "normal", "near_ties", "dominant", "offset", "masked", "masked_prefix", "ascending", "flat_tail", "last", "negative", "two_point",
 )  # fmt: skip
 TARGET_KINDS = ("first", "argmax", "argmin", "last", "random")
 
@@ -37,6 +37,8 @@ def logit_row(kind: str, seed: int, size: int, dtype: torch.dtype) -> Tensor:
     elif kind == "masked":
         hidden = (torch.rand(size, generator=generator(seed + 1)) < 0.6) & (index != at)
         values = values.masked_fill(hidden, float("-inf"))
+    elif kind == "masked_prefix":  # whole blocks of masked logits before the first that counts
+        values = values.masked_fill(index < size * 7 // 8, float("-inf"))
     elif kind == "ascending":
         values = index * (40.0 / size) - 20.0
     elif kind == "flat_tail":

@@ -106,7 +106,7 @@ class _Search:
             derandomize=False,  # the seed below decides
             print_blob=False,
         )
-        drawn = hypothesis.given(self.case.strategy())(body)
+        drawn = hypothesis.given(self.case.strategy())(body)  # type: ignore[no-untyped-call]  # Hypothesis leaves what it wraps untyped
         configured: Any = settings(hypothesis.seed(self.seed)(drawn))
         try:
             configured()
