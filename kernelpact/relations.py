@@ -104,12 +104,17 @@ def _gradient(clause: NumericalClause, trial: Trial) -> Iterator[Located]:
         return  # no output, no gradient
     exact, ours = _gradients(trial, "exact"), _gradients(trial, "train")
     for name in names:
-        scale = torch.maximum(exact[name].abs(), _natural_size(trial, name))
+        scale = exact[name].abs() + _WIDE * _natural_size(trial, name) / max(_WIDE, torch.finfo(ours[name].dtype).eps)
         yield Located(f"d/d {name}", Sample(ours[name], exact[name], scale))
+
+
+_WIDE = 64 * 2.0**-23  # what the float32 inside of a K_train may lose of the terms of a gradient
 
 
 def _natural_size(trial: Trial, name: str) -> Tensor:
     """Give the size of the terms that a gradient is the sum of, for each row of an input: they may cancel.
+
+    The terms are float32 whatever the dtype, so they add to the scale what float32 loses of them.
 
     |cotangent| · max(1, |y|) · max(1, |x|, 1/|x|), the largest of each in the row, or in all where the input has no
     row for each row of the output.

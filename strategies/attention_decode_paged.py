@@ -25,7 +25,7 @@ def recipes(
     around_pages = {"kv_len": (*edges.get("kv_len", ()), *(page for page in paging.PAGES if page > 1))}
     return st.fixed_dictionaries(
         {
-            "sequences": batches.sequences("kv_len", domain, around_pages, most=3, cap=50),
+            "sequences": batches.sequences("kv_len", domain, around_pages, cap=60),
             "page": sizes.choices("page", domain, paging.PAGES),
             **heads(domain, dtype),
             "pages": paging.page_recipes(),
