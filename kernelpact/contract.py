@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StringConstraints, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 __all__ = [
     "Assumptions",
@@ -48,9 +57,18 @@ Name = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=20
 Slug = Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
 Why = Annotated[str, StringConstraints(strict=True, strip_whitespace=True, min_length=1)]
 Duration = Annotated[str, StringConstraints(strict=True, pattern=r"^[1-9][0-9]*(s|m|h|d)$")]
-Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise PydanticCustomError("float_type", "input should be a valid number")
+    return value
+
+
+_NotBoolean = BeforeValidator(_no_boolean)  # `true` is no 1.0
+Number = Annotated[float, Field(strict=True, allow_inf_nan=False), _NotBoolean]
+NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), _NotBoolean]
+Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), _NotBoolean]
 Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
 Confidence = Annotated[float, Field(strict=True, gt=0.5, lt=1)]
 

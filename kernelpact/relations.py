@@ -104,7 +104,9 @@ def _gradient(clause: NumericalClause, trial: Trial) -> Iterator[Located]:
         return  # no output, no gradient
     exact, ours = _gradients(trial, "exact"), _gradients(trial, "train")
     for name in names:
-        scale = exact[name].abs() + _WIDE * _natural_size(trial, name) / max(_WIDE, torch.finfo(ours[name].dtype).eps)
+        scale = exact[name].abs() + _WIDE * _natural_size(trial, name) / max(
+            _WIDE, torch.finfo(ours[name].dtype).eps
+        )
         yield Located(f"d/d {name}", Sample(ours[name], exact[name], scale))
 
 

@@ -17,6 +17,7 @@ PAGES = (1, 4, 7, 16)
 POISONS = ("nan", "large")
 UNUSED = ("minus_one", "poisoned")
 PREFIXES = (False, True)
+SPARES = (2, 150)
 
 Paged = tuple[Tensor, Tensor, Tensor]
 
@@ -24,12 +25,14 @@ Paged = tuple[Tensor, Tensor, Tensor]
 def page_recipes() -> st.SearchStrategy[dict[str, object]]:
     """Draw how pages lie in memory.
 
-    order: seed of the shuffle; 0 leaves pages in order. poison: what unused slots hold. unused: what table entries
+    order: seed of the shuffle; 0 leaves pages in order. spare: pages that no sequence owns; many make a large cache, in
+    which page numbers are large. poison: what unused slots hold. unused: what table entries
     past the last page hold. shared: whether equal full pages of equal prefixes are one page.
     """
     return st.fixed_dictionaries(
         {
             "order": st.integers(0, 20),
+            "spare": st.sampled_from(SPARES),
             "poison": st.sampled_from(POISONS),
             "unused": st.sampled_from(UNUSED),
             "shared": st.sampled_from(PREFIXES),
@@ -54,7 +57,7 @@ def paged(
         ]
         wanted.append(full)
     names = sorted({name for row in wanted for name in row}, key=str)
-    total = len(names) + 2  # two pages that no sequence owns
+    total = len(names) + int(str(pages["spare"]))
     order = list(range(total))
     if pages["order"]:
         order = torch.randperm(total, generator=generator(int(str(pages["order"])))).tolist()

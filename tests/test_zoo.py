@@ -16,12 +16,12 @@ from kernelpact.dsl import load_contracts
 from kernelpact.loading import load_suite
 from kernelpact.pairs import load_pairs, registry
 from kernelpact.plugin import search as searching
+from kernelpact.plugin.session import EXAMPLES
 from kernelpact.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parent.parent
 ZOO = ROOT / "tests" / "zoo"
 CELL = Cell("cpu", "cpu")
-EXAMPLES = 25
 EXAMPLES_FOR_SOUND = 8
 RED = (Verdict.VIOLATED, Verdict.ERROR)
 

@@ -80,8 +80,8 @@ def _check_nesting(text: str, path: str) -> None:
     for number, line in enumerate(text.splitlines(), start=1):
         for character in line:
             depth += (character in "[{") - (character in "]}" and depth > 0)
-        if depth > 4 * MAX_DEPTH:
-            raise _error(path, f"nested deeper than {MAX_DEPTH} levels", number)
+            if depth > 4 * MAX_DEPTH:
+                raise _error(path, f"nested deeper than {MAX_DEPTH} levels", number)
         indent = len(line) - len(line.lstrip(" -?"))
         if indent > 16 * MAX_DEPTH and line.strip():
             raise _error(path, f"nested deeper than {MAX_DEPTH} levels", number)
