@@ -69,7 +69,7 @@ class Cosine(Clause):
         norms = candidate.norm(dim=-1) * reference.norm(dim=-1)
         cosine = (candidate * reference).sum(-1) / norms.where(norms > 0, 1.0)
         cosine = cosine.where((norms > 0) | norms.isnan(), (_rms(sample.difference()) == 0).double())
-        figure, index = _worst(-cosine.nan_to_num(nan=-1.0), sample)
+        figure, index = _worst(-cosine.nan_to_num(nan=-torch.inf), sample)
         return -figure, index
 
 

@@ -95,7 +95,7 @@ class ContractSession:
         return found
 
     def _pairs(self, globs: Sequence[str]) -> list[KernelPair]:
-        pairs = load_suite(self.sources)
+        pairs = self._brought(load_suite(self.sources))
         self._check_covered(pairs)
         if not globs:
             return pairs
@@ -104,6 +104,14 @@ class ContractSession:
             names = ", ".join(pair.name for pair in pairs)
             raise InputError(f"--pair={' '.join(globs)}: no registered pair matches; registered: {names}")
         return chosen
+
+    def _brought(self, pairs: Sequence[KernelPair]) -> list[KernelPair]:
+        """With `--pairs`, leave out the suite's own pairs that a pair module has merely imported."""
+        shipped = str(suite_root() / "kernel_pairs")
+        named = [str(Path(source).resolve()) for source in self.sources]
+        if not named or any(shipped.startswith(source) or source.startswith(shipped) for source in named):
+            return list(pairs)
+        return [pair for pair in pairs if not registry.where(pair.name).startswith(shipped)]
 
     def _check_covered(self, pairs: Sequence[KernelPair]) -> None:
         """A pair that was brought along must have a contract; so must all when all contracts are asked for."""
