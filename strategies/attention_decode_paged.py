@@ -93,7 +93,8 @@ def describe(recipe: Recipe) -> str:
     """Write a recipe for people."""
     lengths = ", ".join(f"{length}#{seed}" for length, seed in recipe["sequences"])
     pages = recipe["pages"]
-    kind = f"order#{pages['order']} {pages['poison']} spare={pages['spare']} {pages['unused']}{' shared' if pages['shared'] else ''}"
+    kind = f"order#{pages['order']} {pages['poison']} spare={pages['spare']} {pages['unused']}"
+    kind += " shared" if pages["shared"] else ""
     return (
         f"B={len(recipe['sequences'])} seq_lens=[{lengths}] page={recipe['page']} {describe_heads(recipe)} "
         f"pages({kind}) {recipe['layout']}"

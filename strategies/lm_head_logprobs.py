@@ -74,7 +74,8 @@ def describe(recipe: Recipe) -> str:
     rows = ", ".join(f"{kind}#{seed}→{target}" for kind, seed, target in recipe["rows"])
     return (
         f"T={len(recipe['rows'])} V={recipe['vocab']} H={recipe['hidden']} rows=[{rows}] "
-        f"logit_scale={recipe['logit_scale']:g} temperature={recipe['temperature']:g} {recipe['layout']}"
+        f"weight#{recipe['weight']} logit_scale={recipe['logit_scale']:g} temperature={recipe['temperature']:g} "
+        f"{recipe['layout']}"
     )
 
 

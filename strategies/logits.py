@@ -12,13 +12,16 @@ from strategies.tensors import generator
 __all__ = ["LOGIT_KINDS", "TARGET_KINDS", "logit_row", "logit_rows", "target"]
 
 LOGIT_KINDS = (
-    "normal", "near_ties", "dominant", "offset", "masked", "masked_prefix", "ascending", "flat_tail", "last", "negative", "two_point",
+    "normal", "near_ties", "dominant", "offset", "masked", "masked_prefix", "ascending", "flat_tail", "last",
+    "negative", "two_point",
 )  # fmt: skip
 TARGET_KINDS = ("first", "argmax", "argmin", "last", "random")
 
 
-def logit_rows() -> st.SearchStrategy[list[int | str]]:
-    """Draw a row's recipe: [kind, seed, kind of target]."""
+def logit_rows(*, targets: bool) -> st.SearchStrategy[list[int | str]]:
+    """Draw a row's recipe: [kind, seed], and the kind of its target for an operator that has targets."""
+    if not targets:
+        return st.tuples(st.sampled_from(LOGIT_KINDS), seeds()).map(list)
     return st.tuples(st.sampled_from(LOGIT_KINDS), seeds(), st.sampled_from(TARGET_KINDS)).map(list)
 
 

@@ -46,8 +46,9 @@ def build(recipe: Recipe, dtype: str, device: str) -> Inputs:
 def describe(recipe: Recipe) -> str:
     """Write a recipe for people."""
     rows = ", ".join(f"{kind}#{seed}" for kind, seed in recipe["rows"])
+    kind, seed = recipe["weight"]
     return (
-        f"T={len(recipe['rows'])} H={recipe['hidden']} rows=[{rows}] weight={recipe['weight'][0]} "
+        f"T={len(recipe['rows'])} H={recipe['hidden']} rows=[{rows}] weight={kind}#{seed} "
         f"eps={recipe['eps']:g} offset={recipe['offset']} {recipe['layout']}"
     )
 

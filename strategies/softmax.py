@@ -18,17 +18,20 @@ def recipes(
 ) -> st.SearchStrategy[Recipe]:
     """Draw recipes."""
     sizes.check_domain(domain, DOMAIN, "softmax")
-    return logit_recipes(domain, edges)
+    return logit_recipes(logits.logit_rows(targets=False), domain, edges)
 
 
 def logit_recipes(
-    domain: sizes.Domain, edges: Mapping[str, Sequence[int]], **more: object
+    row: st.SearchStrategy[list[int | str]],
+    domain: sizes.Domain,
+    edges: Mapping[str, Sequence[int]],
+    **more: object,
 ) -> st.SearchStrategy[Recipe]:
-    """Draw recipes of a [T, V] tensor of logits, with whatever else an operator takes."""
+    """Draw recipes of a [T, V] tensor of logits, from those of its rows, with whatever else an operator takes."""
     return st.fixed_dictionaries(
         {
             "vocab": sizes.sizes("vocab", domain, edges, cap=600),
-            "rows": sizes.several(logits.logit_rows(), *sizes.counted("tokens", domain, least=0)),
+            "rows": sizes.several(row, *sizes.counted("tokens", domain, least=0)),
             "layout": layouts.layouts(),
             **more,
         }
@@ -38,7 +41,7 @@ def logit_recipes(
 def build_logits(recipe: Recipe, dtype: str) -> torch.Tensor:
     """Build logits[T, V] on the CPU."""
     to, size = tensors.torch_dtype(dtype), recipe["vocab"]
-    rows = [logits.logit_row(kind, seed, size, to) for kind, seed, _ in recipe["rows"]]
+    rows = [logits.logit_row(kind, seed, size, to) for kind, seed, *_ in recipe["rows"]]
     return torch.stack(rows) if rows else torch.zeros(0, size, dtype=to)
 
 
@@ -49,7 +52,7 @@ def build(recipe: Recipe, dtype: str, device: str) -> Inputs:
 
 def describe(recipe: Recipe) -> str:
     """Write a recipe for people."""
-    rows = ", ".join(f"{kind}#{seed}" for kind, seed, _ in recipe["rows"])
+    rows = ", ".join(f"{kind}#{seed}" for kind, seed in recipe["rows"])
     return f"T={len(recipe['rows'])} V={recipe['vocab']} rows=[{rows}] {recipe['layout']}"
 
 

@@ -20,7 +20,8 @@ def recipes(
 ) -> st.SearchStrategy[Recipe]:
     """Draw recipes."""
     sizes.check_domain(domain, DOMAIN, "token_logprobs")
-    return logit_recipes(domain, edges, temperature=sizes.choices("temperature", domain, TEMPERATURES))
+    row = logits.logit_rows(targets=True)
+    return logit_recipes(row, domain, edges, temperature=sizes.choices("temperature", domain, TEMPERATURES))
 
 
 def build(recipe: Recipe, dtype: str, device: str) -> Inputs:
