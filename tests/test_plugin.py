@@ -178,7 +178,9 @@ def test_a_kernel_that_breaks_its_interface_is_named(run):
     """Each breach is that item's ERROR or VIOLATED, with what was found and expected; state shows on a second call."""
     done = run(kernels=" ".join([*BROKEN, "stateful", "good"]))
     for name, message in BROKEN.items():
-        shown = re.search(rf"parity\.max_rel · softmax/{name} · float32 · cpu\n(.*?)\n[_=]", done.stdout, re.S)
+        shown = re.search(
+            rf"parity\.max_rel · softmax/{name} · float32 · cpu\n(.*?)\n[_=]", done.stdout, re.S
+        )
         assert shown, name
         assert re.search(message, shown[1]), (name, shown[1])
     assert re.search(r"VIOLATED  mine · invariance\(repeat\)\.bitwise · softmax/stateful", done.stdout)

@@ -75,6 +75,7 @@ class ContractSession:
             self.cases: list[Case] = plan(
                 self._in_use(option("pair")), self.pairs, self.cell, self._obstacles
             )
+            self._check_covered(self.pairs)
         except (ContractError, PairError, PlanError, OperatorError) as error:
             raise InputError(str(error)) from error
         self.replayed = self._replayed(option("contract_replay"))
@@ -96,7 +97,6 @@ class ContractSession:
 
     def _pairs(self, globs: Sequence[str]) -> list[KernelPair]:
         pairs = self._brought(load_suite(self.sources))
-        self._check_covered(pairs)
         if not globs:
             return pairs
         chosen = [pair for pair in pairs if any(fnmatch.fnmatchcase(pair.name, glob) for glob in globs)]
