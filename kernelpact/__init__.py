@@ -9,12 +9,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from kernelpact import bounds, divergence
     from kernelpact.dsl import load_contract
     from kernelpact.pairs import KernelPair, register_pair
     from kernelpact.verdict import Verdict
 
-__all__ = ["KernelPair", "Verdict", "bounds", "divergence", "load_contract", "register_pair"]
+__all__ = ["KernelPair", "Verdict", "__version__", "bounds", "divergence", "load_contract", "register_pair"]
 
 _HOMES = {
     "KernelPair": "kernelpact.pairs",
@@ -25,6 +26,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version  # late: it reads the installed metadata
+
+        return version("kernelpact")
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in ("bounds", "divergence"):

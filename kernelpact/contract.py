@@ -69,15 +69,28 @@ _NotBoolean = BeforeValidator(_no_boolean)  # `true` is no 1.0
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False), _NotBoolean]
 NonNegative = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False), _NotBoolean]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False), _NotBoolean]
-Fraction = Annotated[float, Field(strict=True, gt=0, le=1)]
-Confidence = Annotated[float, Field(strict=True, gt=0.5, lt=1)]
+Fraction = Annotated[float, Field(strict=True, gt=0, le=1), _NotBoolean]
+Confidence = Annotated[float, Field(strict=True, gt=0.5, lt=1), _NotBoolean]
+# A cell: cpu, a compute capability, an AMD target; `*` and `?` match as in a shell.
+Hardware = Annotated[
+    str, StringConstraints(strict=True, pattern=r"^(cpu|\*|sm_[0-9*?]{1,4}[af]?|gfx[0-9a-f*?]{1,5})$")
+]
+
+
+def _no_boolean_format(value: Any) -> Any:
+    if isinstance(value, bool):  # True == 1, which a literal would take
+        raise PydanticCustomError("literal_error", "input should be 1", {"expected": "1"})
+    return value
+
+
+Format = Annotated[Literal[1], BeforeValidator(_no_boolean_format)]
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-HardwareLimit = dict[Name, NonNegative]
+HardwareLimit = dict[Hardware, NonNegative]
 DtypeLimit = dict[Dtype, NonNegative | HardwareLimit]
 Limit = NonNegative | DtypeLimit
 
@@ -109,7 +122,7 @@ class Scope(_Frozen):
     """The cells a contract speaks of. A cell that is never run is reported "unproven"."""
 
     dtypes: Annotated[tuple[Dtype, ...], Field(min_length=1)]
-    hardware: Annotated[tuple[Name, ...], Field(min_length=1)] = ("cpu",)
+    hardware: Annotated[tuple[Hardware, ...], Field(min_length=1)] = ("cpu",)
     domain: dict[Name, Any] = Field(default_factory=dict)
 
 
@@ -175,7 +188,10 @@ class NumericalClause(_Clause):
 
 
 class DerivedBudget(_Frozen):
-    """A budget that N must imply: checked at lint, tested at run."""
+    """A budget that N must imply: checked at lint, tested at run.
+
+    cap, floor: the largest and least weight of a gradient's estimator, or of the PPO range of a clip_budget.
+    """
 
     quantity: Literal[
         "tv", "kl", "chi2", "ess", "importance_ratio", "sequence_tv", "sequence_ess", "reward_drift",
@@ -196,7 +212,24 @@ class DerivedBudget(_Frozen):
             raise ValueError(f"a budget of {self.quantity} takes exactly `{wanted}`")
         if (self.quantity == "gradient_bias") != (self.estimator is not None):
             raise ValueError("`estimator` belongs to quantity gradient_bias, which needs it")
+        if wanted == "min" and self.min is not None and self.min > 1:
+            raise ValueError(f"min is {self.min:g}; allowed: a share of the samples, 0 to 1")
+        self._weights_in_range()
         return self
+
+    def _weights_in_range(self) -> None:
+        use = self.estimator or self.quantity
+        if self.cap is None and use in {"tis", "clipped", "masked"}:
+            raise ValueError(f"{use} needs `cap`, the largest weight, at least 1")
+        if self.cap is not None and use not in {"tis", "clipped", "masked", "clip_budget"}:
+            raise ValueError(f"`cap` belongs to tis, clipped, masked and clip_budget, not to {use}")
+        if self.floor is not None and use not in {"clipped", "masked", "clip_budget"}:
+            raise ValueError(f"`floor` belongs to clipped, masked and clip_budget, not to {use}")
+        strict = use == "clip_budget"  # a range of no width has no share
+        if self.cap is not None and (self.cap < 1 or (strict and self.cap == 1)):
+            raise ValueError(f"cap is {self.cap:g}; allowed: {'above' if strict else 'at least'} 1")
+        if self.floor is not None and (self.floor > 1 or (strict and self.floor == 1)):
+            raise ValueError(f"floor is {self.floor:g}; allowed: {'below' if strict else 'at most'} 1")
 
 
 class StatisticalClause(_Clause):
@@ -268,11 +301,21 @@ class PolicyRule(_Frozen):
     stage: Literal["offline", "shadow", "canary", "full"] | None = None
     why: Why | None = None
 
+    @model_validator(mode="after")
+    def _can_fire(self) -> PolicyRule:
+        if self.within is not None:
+            wanted, _, windows, _ = self.within.split()
+            if int(wanted) > int(windows):
+                raise ValueError(f"within is {self.within!r}: more windows than there are")
+        if self.stage is not None and self.when.stage not in (None, self.stage):
+            raise ValueError(f"stage is {self.stage} and when.stage is {self.when.stage}: never both")
+        return self
+
 
 class Contract(_Frozen):
     """One contract: C = (N, S, R, O, Π) for the pairs that `pairs` names by glob."""
 
-    kernelpact: Literal[1]
+    kernelpact: Format
     contract: Slug
     version: Annotated[StrictInt, Field(ge=1)] = 1
     why: Why

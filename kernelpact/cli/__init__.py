@@ -25,7 +25,10 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"kernelpact.cli.{cmd_name}").command
+        try:
+            command: click.Command = importlib.import_module(f"kernelpact.cli.{cmd_name}").command
+        except ModuleNotFoundError as error:
+            raise click.ClickException(f"{cmd_name} needs {error.name}, which is not installed") from error
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

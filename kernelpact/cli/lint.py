@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict
+from typing import Any
 
 import click
 
@@ -37,14 +39,22 @@ def command(paths: tuple[str, ...], as_json: bool) -> None:
         record = {
             "contracts": sorted(seen),
             "errors": list(map(asdict, errors)),
-            "warnings": list(map(asdict, warnings)),
+            "warnings": [_finite(asdict(warning)) for warning in warnings],
         }
-        click.echo(json.dumps(record, indent=1))
+        click.echo(json.dumps(record, indent=1, allow_nan=False))
     else:
         for line in (*errors, *warnings):
             click.echo(str(line))
         click.echo(f"{len(seen)} contracts, {len(errors)} errors, {len(warnings)} warnings")
     sys.exit(1 if errors else 0)
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: a bound beyond float64's range is null; the message says it in words."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in record.items()
+    }
 
 
 def _lint(file: str, seen: dict[str, str], errors: list[Problem], warnings: list[Warned]) -> None:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from kernelpact.contract import Contract, Origin
 from kernelpact.dsl.checks import check
 from kernelpact.dsl.errors import ContractError, Problem, hint
-from kernelpact.dsl.explain import explain
+from kernelpact.dsl.explain import explain, keys_at
 from kernelpact.dsl.yaml import Document, parse, read
 from kernelpact.suite_root import suite_root
 
@@ -21,9 +21,14 @@ __all__ = ["ContractError", "Problem", "find_contracts", "load_contract", "load_
 SUFFIXES = (".yaml", ".yml")
 
 
-def load_contract(path: str | Path) -> Contract:
-    """Load one contract file. Errors: ContractError, listing all that is wrong with it."""
-    return _contract(read(Path(path)))
+def load_contract(source: str | Path) -> Contract:
+    """Load one contract: a file, or YAML text, which is a `str` of several lines.
+
+    Errors: ContractError, listing all that is wrong with it.
+    """
+    if isinstance(source, str) and "\n" in source:
+        return parse_contract(source)
+    return _contract(read(Path(source)))
 
 
 def parse_contract(text: str, path: str = "<text>") -> Contract:
@@ -42,20 +47,32 @@ def load_contracts(asked: str | Path) -> list[Contract]:
 def find_contracts(asked: str | Path) -> list[Path]:
     """Find the files that `asked` means: a file, a folder, a glob, or the name of a shipped contract."""
     path = Path(asked)
+    try:
+        return _files(path, str(asked))
+    except (OSError, ValueError) as error:
+        if isinstance(error, ContractError):
+            raise
+        raise _error(repr(str(asked)), f"cannot be looked up: {error}") from error
+
+
+def _files(path: Path, asked: str) -> list[Path]:
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and file.is_file())
         if not files:
             raise _error(str(path), f"no contracts (*{', *'.join(SUFFIXES)}) in this folder")
         return files
-    if path.is_file():
+    if path.exists():
         return [path]
-    if found := sorted(map(Path, glob.glob(str(asked), recursive=True))):
-        return [file for file in found if file.is_file()] or find_contracts(found[0])
-    return [_by_name(str(asked))]
+    if not glob.has_magic(asked):
+        return [_by_name(asked)]
+    found = [file for file in map(Path, glob.glob(asked, recursive=True)) if file.suffix in SUFFIXES]
+    if not found:
+        raise _error(asked, f"no such file: no contract (*{', *'.join(SUFFIXES)}) matches")
+    return sorted(found)
 
 
 def _by_name(name: str) -> Path:
-    if Path(name).suffix in SUFFIXES or "/" in name or glob.has_magic(name):
+    if Path(name).suffix in SUFFIXES or "/" in name:
         raise _error(name, "no such file")
     folder = suite_root() / "contracts"
     known: dict[str, Path] = {}
@@ -110,7 +127,7 @@ def _contract(document: Document) -> Contract:
 def _unknown(keys: Iterable[str], document: Document) -> Iterator[Problem]:
     for key in keys:
         line, column = document.lines[(key,)]
-        yield Problem(document.path, line, column, f"unknown key {key!r}")
+        yield Problem(document.path, line, column, f"unknown key {key!r}; allowed: {', '.join(keys_at(()))}")
 
 
 def _error(path: str, message: str) -> ContractError:

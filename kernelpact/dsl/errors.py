@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-__all__ = ["ContractError", "Problem", "hint"]
+__all__ = ["ContractError", "Problem", "hint", "shorten"]
 
 
 @dataclass(frozen=True, order=True)
@@ -28,6 +28,11 @@ class ContractError(ValueError):
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems: Sequence[Problem] = tuple(sorted(set(problems)))
         super().__init__("\n".join(map(str, self.problems)))
+
+
+def shorten(text: str) -> str:
+    """Give the text, or its beginning where it would fill the screen."""
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def hint(found: str, allowed: Iterable[str]) -> str:

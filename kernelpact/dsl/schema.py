@@ -14,7 +14,5 @@ def json_schema() -> dict[str, Any]:
     schema = Contract.model_json_schema(by_alias=True, mode="validation")
     schema["properties"].pop("origin", None)
     schema.get("$defs", {}).pop("Origin", None)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "kernelpact contract",
-    } | schema
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return head | schema | {"title": "kernelpact contract"}

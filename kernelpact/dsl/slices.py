@@ -17,7 +17,17 @@ import numpy as np
 
 from kernelpact.dsl.errors import hint
 
-__all__ = ["COLUMNS", "Comparison", "Logical", "Membership", "Not", "Predicate", "SliceError", "parse"]
+__all__ = [
+    "COLUMNS",
+    "Comparison",
+    "Logical",
+    "Membership",
+    "Not",
+    "Predicate",
+    "SliceError",
+    "columns_of",
+    "parse",
+]
 
 COLUMNS = (
     "run", "step", "sequence_id", "position", "token_id", "logp_inf", "logp_train", "loss_mask", "token_source",
@@ -48,7 +58,7 @@ class Comparison:
 
     def evaluate(self, columns: Mapping[str, Any]) -> Any:
         """Compare, elementwise over arrays; NaN satisfies nothing but `!=`."""
-        return _OPERATORS[self.operator](columns[self.column], self.value)
+        return _OPERATORS[self.operator](_column(columns, self.column, self.value), self.value)
 
     def __str__(self) -> str:
         return f"{self.column} {self.operator} {_show(self.value)}"
@@ -63,7 +73,7 @@ class Membership:
 
     def evaluate(self, columns: Mapping[str, Any]) -> Any:
         """Tell which elements are among the values."""
-        return np.isin(columns[self.column], np.array(self.values))
+        return np.isin(_column(columns, self.column, self.values[0]), np.array(self.values))
 
     def __str__(self) -> str:
         return f"{self.column} in [{', '.join(map(_show, self.values))}]"
@@ -80,7 +90,7 @@ class Not:
         return np.logical_not(self.term.evaluate(columns))
 
     def __str__(self) -> str:
-        return f"not ({self.term})"
+        return f"not ({self.term})" if isinstance(self.term, Logical) else f"not {self.term}"
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,18 @@ class Logical:
 
 
 Predicate = Comparison | Membership | Not | Logical
+
+
+def _column(columns: Mapping[str, Any], name: str, value: float | str) -> Any:
+    """Give a column that can be compared with `value`. Errors: SliceError."""
+    if name not in columns:
+        raise SliceError(f"no column {name!r} in these data; found: {', '.join(columns) or 'none'}")
+    array = np.asarray(columns[name])
+    wanted = "UT" if isinstance(value, str) else "biuf"
+    if array.dtype.kind not in wanted:
+        kind = "strings" if isinstance(value, str) else "numbers"
+        raise SliceError(f"column {name!r} has dtype {array.dtype}; {_show(value)} compares with {kind}")
+    return array
 
 
 def _show(value: float | str) -> str:
