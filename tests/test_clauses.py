@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernelpact.clauses import Sample, clauses, make
-from kernelpact.clauses.base import ShapeMismatch, ulp_size
+from kernelpact.clauses.base import ShapeMismatch, clause, ulp_size
 from kernelpact.clauses.elementwise import Ulp
 from kernelpact.verdict import Verdict
 
@@ -87,13 +87,20 @@ def test_error_ratio_compares_with_eager_and_with_one_rounding():
         judge("error_ratio", 1.0, pair([1.0], [1.0]))
 
 
-@pytest.mark.parametrize(
-    "metric", sorted(set(clauses) - {"error_ratio", "bitwise", "nonfinite", "head_drift"})
-)
+@pytest.mark.parametrize("metric", sorted(set(clauses) - {"error_ratio", "bitwise", "nonfinite"}))
 def test_nan_on_one_side_is_violated(metric):
     """A NaN that the reference does not have breaks every promise, however wide."""
     limit = -2.0 if clauses[metric].higher_is_better else 1e30
     assert judge(metric, limit, pair([[1.0, math.nan]], [[1.0, 2.0]])) is VIOLATED
+    assert judge(metric, limit, pair([[1.0, 2.0]], [[1.0, math.nan]])) is VIOLATED
+
+
+def test_error_ratio_and_nonfinite_see_a_nan():
+    """A NaN is beyond any ratio, also where eager has it not; where both sides have one nothing is lost."""
+    nan, number = torch.tensor([[1.0, math.nan]]), torch.tensor([[1.0, 2.0]])
+    assert judge("error_ratio", 1e30, Sample(nan, number.double(), None, number)) is VIOLATED
+    assert judge("nonfinite", 0.5, Sample(nan, number.double())) is VIOLATED
+    assert judge("nonfinite", 0.5, Sample(nan, nan.double())) is HOLDS
 
 
 @pytest.mark.parametrize("metric", ["max_abs", "max_rel", "ulp"])
@@ -115,6 +122,98 @@ def test_infinity_is_the_value_past_the_largest():
 def test_a_masked_logit_does_not_drown_its_row():
     """An infinite reference has no magnitude, so an error elsewhere in the row still shows."""
     assert judge("rel_rms", 0.1, pair([[-math.inf, 1.5]], [[-math.inf, 1.0]])) is VIOLATED
+
+
+@pytest.mark.parametrize("metric", ["logit_drift", "logit_drift_rms", "head_drift"])
+def test_a_mask_on_both_sides_is_no_drift_and_on_one_side_is_infinite(metric):
+    """Equal supports are compared; a token that either side masks alone is VIOLATED, however wide the limit."""
+    masked, seen = [[0.0, -math.inf, 1.0]], [[0.0, 2.0, 1.0]]
+    assert judge(metric, 1e-6, pair(masked, masked)) is HOLDS
+    assert judge(metric, 1e30, pair(seen, masked)) is VIOLATED
+    assert judge(metric, 1e30, pair(masked, seen)) is VIOLATED
+
+
+@pytest.mark.parametrize("metric", ["logit_drift", "logit_drift_rms", "head_drift"])
+def test_drift_is_of_rows_of_logits(metric):
+    """The token of a tensor of any rank is named by its leading index; a vector holds no logits."""
+    reference = torch.zeros(2, 3, 4, dtype=torch.float64)
+    candidate = torch.zeros(2, 3, 4)
+    candidate[1, 2, 1] = 3.0
+    assert make(metric, output="y", limit=0.1, why="x").judge(Sample(candidate, reference)).index == (1, 2)
+    with pytest.raises(ShapeMismatch, match=r"logits are \[T, V\], found \[2\]"):
+        judge(metric, 0.1, pair([1.0, 5.0], [1.0, 2.0]))
+
+
+@pytest.mark.parametrize("metric", ["rel_rms", "cosine", "sqnr_db", "error_ratio"])
+def test_each_element_of_a_vector_is_a_row(metric):
+    """A wrong sign in one of a thousand elements is found, at that element."""
+    reference = torch.ones(1000, dtype=torch.float64)
+    candidate = torch.ones(1000)
+    candidate[700] = -1.0
+    found = make(metric, output="y", limit=0.9, why="x").judge(
+        Sample(candidate, reference, None, torch.ones(1000))
+    )
+    assert (found.verdict, found.index) == (VIOLATED, (700,))
+
+
+@pytest.mark.parametrize("metric", ["rel_rms", "cosine", "sqnr_db"])
+def test_one_wrong_row_does_not_hide_among_right_ones(metric):
+    """A figure is the worst row's, with that row's leading index."""
+    reference = torch.ones(3, 50, 4, dtype=torch.float64)
+    candidate = torch.ones(3, 50, 4)
+    candidate[2, 31] = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    found = make(metric, output="y", limit=0.9, why="x").judge(Sample(candidate, reference))
+    assert (found.verdict, found.index) == (VIOLATED, (2, 31))
+
+
+@pytest.mark.parametrize(
+    ("metric", "candidate", "reference", "limit", "verdict"),
+    [
+        ("cosine", [0.0, 0.0], [0.0, 0.0], 1.0, HOLDS),
+        ("cosine", [0.0, 0.0], [1.0, 0.0], 0.1, VIOLATED),
+        ("cosine", [1.0, 0.0], [0.0, 0.0], 0.1, VIOLATED),
+        ("sqnr_db", [0.0, 0.0], [0.0, 0.0], 300.0, HOLDS),
+        ("sqnr_db", [1e-30, 0.0], [0.0, 0.0], -300.0, VIOLATED),
+        ("rel_rms", [0.0, 0.0], [0.0, 0.0], 0.0, HOLDS),
+        ("rel_rms", [1e-30, 0.0], [0.0, 0.0], 1e-3, VIOLATED),
+    ],
+)
+def test_rows_of_zeros_agree_with_themselves_alone(metric, candidate, reference, limit, verdict):
+    """0 against 0 is exact; anything against 0 is not, and neither is a division by zero."""
+    assert judge(metric, limit, pair([candidate], [reference])) is verdict
+
+
+@pytest.mark.parametrize("metric", sorted(set(clauses) - {"bitwise", "nonfinite"}))
+def test_what_overflows_fp16_on_one_side_is_seen(metric):
+    """An fp16 infinity where the reference is 1 breaks every promise."""
+    candidate = torch.tensor([[1.0, math.inf]], dtype=torch.float16)
+    reference = torch.ones(1, 2, dtype=torch.float64)
+    limit = 0.9 if clauses[metric].higher_is_better else 3.0
+    assert judge(metric, limit, Sample(candidate, reference, None, torch.ones(1, 2).half())) is VIOLATED
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [(2.0, HOLDS), (1.0, VIOLATED)])
+def test_nonfinite_counts_what_the_dtype_could_hold(limit, verdict):
+    """An infinity past the dtype's range is right; one within it is at fault, and each is counted."""
+    candidate = torch.tensor([math.inf, math.inf, -math.inf, 1.0], dtype=torch.float16)
+    reference = torch.tensor([70000.0, 65504.0, 1.0, 1.0], dtype=torch.float64)
+    assert judge("nonfinite", limit, Sample(candidate, reference)) is verdict
+
+
+def test_bitwise_compares_equal_dtypes():
+    """A comparison across dtypes has no bits to compare."""
+    with pytest.raises(
+        TypeError, match=r"bitwise compares equal dtypes, found torch.float32 and torch.float64"
+    ):
+        judge("bitwise", 0.0, pair([1.0], [1.0]))
+
+
+def test_a_metric_has_one_clause_and_an_unknown_one_none():
+    """A second class for a metric is refused, and a metric without a class is a KeyError."""
+    with pytest.raises(ValueError, match="metric 'ulp' already has a clause: Ulp"):
+        clause("ulp")(Ulp)
+    with pytest.raises(KeyError, match="speed"):
+        make("speed", output=None, limit=1.0, why="x")
 
 
 def test_bitwise_tells_zeros_apart_and_takes_nan_for_nan():
