@@ -173,6 +173,10 @@ class NumericalClause(_Clause):
             raise ValueError("`under` belongs to relation invariance, which needs it")
         if self.of is not None and self.relation != "accuracy":
             raise ValueError("`of` belongs to relation accuracy")
+        if self.metric == "bitwise" and self.relation not in {"parity", "invariance"}:
+            raise ValueError("bitwise belongs to parity and invariance: the oracle is float64")
+        if self.metric == "error_ratio" and (self.relation, self.of or "inf") != ("accuracy", "inf"):
+            raise ValueError("error_ratio belongs to accuracy of inf: train is what it is measured by")
         return self
 
     def limit(self, dtype: str, hardware: str) -> float | None:

@@ -164,7 +164,10 @@ def _gradients(trial: Trial, side: str) -> dict[str, Tensor]:
         total = total + (value.where(value.isfinite(), 0.0) * weights.double()).sum()
     if not total.requires_grad:
         raise KernelError(f"{side} gives outputs that do not depend on {list(wanted)} for autograd")
-    gradients = torch.autograd.grad(total, [inputs[name] for name in wanted], allow_unused=True)
+    try:
+        gradients = torch.autograd.grad(total, [inputs[name] for name in wanted], allow_unused=True)
+    except Exception as error:
+        raise KernelError(f"{side} raised {type(error).__name__} in its backward: {error}") from error
     return {
         name: torch.zeros_like(inputs[name]) if gradient is None else gradient.detach()
         for name, gradient in zip(wanted, gradients, strict=True)

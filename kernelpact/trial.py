@@ -70,7 +70,9 @@ class Trial:
             raise KernelError(
                 f"train raised {type(error).__name__} under autograd: {_first_line(error)}"
             ) from error
-        return self._named(side, given, detach=False)
+        outputs = self._named(side, given, detach=False)
+        self._check(side, outputs, inputs)  # another shape would broadcast against the cotangents
+        return outputs
 
     def run(self, side: str, inputs: Inputs) -> Outputs:
         """Run one side on the given inputs and check what it gives, and what it left of its inputs."""
@@ -98,7 +100,8 @@ class Trial:
             )
         if missing := [name for name in expected if not isinstance(given.get(name), Tensor)]:
             raise KernelError(f"{side} returns {sorted(given)}, without the tensors {missing}")
-        return {name: given[name].detach() if detach else given[name] for name in expected}
+        # A copy: a kernel may hand out a buffer that its next call overwrites, and would then equal itself.
+        return {name: given[name].detach().clone() if detach else given[name] for name in expected}
 
     def _check(self, side: str, outputs: Outputs, inputs: Inputs) -> None:
         shapes, dtypes = self.operator.shapes(inputs), self.operator.dtypes(inputs, self.dtype)
