@@ -21,7 +21,7 @@ from kernelpact.pairs import KernelPair
 from kernelpact.trial import KernelError, Trial
 from kernelpact.verdict import Verdict
 
-__all__ = ["Case", "Cell", "PlanError", "Promise", "merge_domain", "plan", "unproven"]
+__all__ = ["Case", "Cell", "PlanError", "Promise", "merge_domain", "plan", "unproven", "within"]
 
 SEARCHED = ("parity", "accuracy", "invariance", "gradient", "derived")
 
@@ -97,11 +97,15 @@ class Case:
         """The operator's oracle."""
         return oracles[self.pair.op]
 
-    def strategy(self) -> Any:
-        """Give the strategy of recipes, narrowed to what contract and pair both admit."""
+    @property
+    def domain(self) -> dict[str, Any]:
+        """What contract and pair both admit. Errors: PlanError where nothing is left."""
         where = f"{self.contract.origin.path}: {self.pair.name}"
-        domain = merge_domain(self.contract.scope.domain, self.pair.domain, where)
-        return self.operator.strategy(self.dtype, domain, dict(self.pair.edges))
+        return merge_domain(self.contract.scope.domain, self.pair.domain, where)
+
+    def strategy(self) -> Any:
+        """Give the strategy of recipes, narrowed to the domain."""
+        return self.operator.strategy(self.dtype, self.domain, dict(self.pair.edges))
 
     def assess(self, recipe: Recipe, wanted: Iterable[int]) -> dict[int, tuple[str, Finding]]:
         """Judge the promises `wanted` on one input; a promise on which the input says nothing is left out.
@@ -139,6 +143,16 @@ def merge_domain(*sources: Any) -> dict[str, Any]:
         for key, value in domain.items():
             merged[key] = _narrow(merged[key], value, f"{where}: domain {key}") if key in merged else value
     return merged
+
+
+def within(domain: Mapping[str, Any], wider: Mapping[str, Any]) -> bool:
+    """Whether every input of `domain` lies in `wider`."""
+    try:
+        merged = merge_domain(domain, wider, "")
+    except PlanError:
+        return False
+    plain = [{key: list(value) for key, value in one.items()} for one in (merged, domain)]
+    return plain[0] == plain[1]
 
 
 def _narrow(ours: Any, theirs: Any, where: str) -> Any:

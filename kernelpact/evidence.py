@@ -36,6 +36,7 @@ class Counterexample:
     """A failing input, shrunk.
 
     recipe: builds the input. text: the recipe for people. shrunk_from: the input as first found.
+    domain: what the inputs were drawn from; None in records that do not say.
     """
 
     contract: str
@@ -47,12 +48,13 @@ class Counterexample:
     recipe: Mapping[str, Any]
     text: str
     shrunk_from: str = ""
+    domain: Mapping[str, Any] | None = None
 
     @property
     def token(self) -> str:
         """Name the counterexample by what it is: 8 hex digits."""
         identity = asdict(self)
-        del identity["shrunk_from"], identity["text"]
+        del identity["shrunk_from"], identity["text"], identity["domain"]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
 
     def save(self, folder: Path) -> None:

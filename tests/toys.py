@@ -89,9 +89,9 @@ def clause(relation="parity", metric="max_abs", **terms):
 
 @dataclass(frozen=True)
 class ToyCase(Case):
-    """A case of the toy operator, which is in no registry. domain: narrows its recipes."""
+    """A case of the toy operator, which is in no registry. narrowed: the domain of its recipes."""
 
-    domain: dict = field(default_factory=dict)
+    narrowed: dict = field(default_factory=dict)
     toy: Operator = SCALED
 
     @property
@@ -106,7 +106,7 @@ class ToyCase(Case):
 
     def strategy(self):
         """Give the toy's recipes."""
-        return self.toy.strategy(self.dtype, self.domain, {})
+        return self.toy.strategy(self.dtype, self.narrowed, {})
 
 
 def case(inf, *terms, domain=None, operator=SCALED):

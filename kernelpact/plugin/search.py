@@ -72,7 +72,11 @@ class _Search:
 
     def _retry(self, recipe: Recipe) -> None:
         """Judge a recipe that failed before; it was shrunk then."""
-        for position, found in self._assess(recipe, range(len(self.evidence))).items():
+        try:
+            assessed = self._assess(recipe, range(len(self.evidence)))
+        except Exception:  # noqa: BLE001 - a recipe of another version; what is broken today, the search meets
+            return
+        for position, found in assessed.items():
             known = self.evidence[position]
             if found[1].verdict in _FAILING and known.failing is None:
                 known.failing, known.failure, known.examples = recipe, found, 1
@@ -162,7 +166,7 @@ class _Search:
         text, first = describe(known.failing), describe(known.first) if known.first else ""
         return Counterexample(
             case.contract.contract, case.pair.name, case.dtype, case.cell.device, case.relation,
-            known.promise.label, known.failing, text, first if first != text else "",
+            known.promise.label, known.failing, text, first if first != text else "", case.domain,
         )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from kernelpact import substrate
-from kernelpact.cases import Case, Cell, PlanError, plan, unproven
+from kernelpact.cases import Case, Cell, PlanError, plan, unproven, within
 from kernelpact.contract import Contract
 from kernelpact.dsl import ContractError, load_contracts
 from kernelpact.evidence import (
@@ -162,14 +162,13 @@ class ContractSession:
         """Find a counterexample in an evidence file of another machine."""
         if self.report_path is None or not self.report_path.is_file():
             return None
-        record = json.loads(self.report_path.read_text(encoding="utf-8"))
-        found = [
-            r["counterexample"] for item in record["items"] for r in item["results"] if r["counterexample"]
-        ]
-        for known in found:
-            if known.pop("token") == token:
-                return Counterexample(**known)
-        return None
+        try:
+            record = json.loads(self.report_path.read_text(encoding="utf-8"))
+            found = [r["counterexample"] for item in record["items"] for r in item["results"]]
+            known = next((one for one in found if one and one.pop("token") == token), None)
+            return Counterexample(**known) if known else None
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(f"--contract-report={self.report_path}: no evidence file: {error!r}") from error
 
     # -- judging, in whichever process runs the item --
 
@@ -195,8 +194,10 @@ class ContractSession:
             return [promise.result(Verdict.ERROR, reason=reason) for promise in case.promises]
 
     def _kept_of(self, case: Case) -> list[Recipe]:
+        """Give the recipes that failed before; not those that the contract has stopped to speak of."""
         kept = (load_counterexample(path) for path in sorted(self.kept.glob("*.json")))
-        return [dict(known.recipe) for known in kept if known is not None and _is_of(case, known)]
+        ours = [known for known in kept if known is not None and _is_of(case, known)]
+        return [dict(one.recipe) for one in ours if one.domain is None or within(one.domain, case.domain)]
 
     def _item(self, case: Case, seed: int, results: list[Result], seconds: float) -> Item:
         return Item(
