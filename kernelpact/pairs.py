@@ -61,10 +61,14 @@ class KernelPair:
                 raise PairError(
                     f"pair {self.name}: {what}={given!r}, allowed: a non-empty tuple of {allowed}"
                 )
+        if isinstance(self.requires, str):
+            raise PairError(
+                f"pair {self.name}: requires={self.requires!r}, allowed: a tuple of package names"
+            )
 
     def missing(self) -> tuple[str, ...]:
         """Name the packages of `requires` that cannot be found here."""
-        return tuple(name for name in self.requires if importlib.util.find_spec(name) is None)
+        return tuple(name for name in self.requires if not _importable(name))
 
     def fingerprint(self) -> dict[str, Any]:
         """Identify the code that is judged: source hash of each side, and versions of what it stands on."""
@@ -184,7 +188,7 @@ def _import(what: str, load: Callable[[], ModuleType]) -> ModuleType:
         return load()
     except PairError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a module that exits with 0 would end the run as a pass
         line = _line_in(what, error)
         raise PairError(f"{what}{line}: cannot import pairs: {type(error).__name__}: {error}") from error
 
@@ -204,8 +208,16 @@ def _source_hash(function: Callable[..., Any]) -> str:
     try:
         source = inspect.getsource(inspect.getmodule(target) or target)
     except (OSError, TypeError):
-        source = repr(target)
+        # Nothing to read: a built-in. Its name, and no address, so that equal runs give equal evidence.
+        source = f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', type(target).__qualname__)}"
     return hashlib.sha256(source.encode()).hexdigest()[:16]
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # of a parent package
+        return False
 
 
 def _version(name: str) -> str:
