@@ -79,21 +79,45 @@ for name in os.environ["KERNELS"].split():
 """
 
 
+@pytest.fixture(scope="module")
+def server():
+    """Start the process whose children run pytest: each is fresh, and none has to import torch again."""
+    command = [sys.executable, str(ROOT / "tests" / "forking.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
 @pytest.fixture
-def run(tmp_path):
-    """Run pytest in a folder with a contract and a pair module; give the finished process."""
+def run(tmp_path, server):
+    """Run pytest in a folder with a contract and a pair module; give the finished process.
+
+    fresh: in an interpreter of its own, as a person would start it.
+    """
     (tmp_path / "mine.yaml").write_text(CONTRACT)
     (tmp_path / "pairs.py").write_text(PAIRS)
 
-    def run(*arguments, kernels="good", contract="mine.yaml", pairs="pairs.py"):
+    def run(*arguments, kernels="good", contract="mine.yaml", pairs="pairs.py", fresh=False):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "KERNELS": kernels, "COLUMNS": "200"}
         environment.pop("PYTEST_ADDOPTS", None)
-        command = [sys.executable, "-m", "pytest", "--contract-examples=6", *arguments]
-        command += [f"--contract={contract}"] if contract else []
-        command += [f"--pairs={pairs}"] if pairs else []
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-        )
+        given = ["--contract-examples=6", *arguments]
+        given += [f"--contract={contract}"] if contract else []
+        given += [f"--pairs={pairs}"] if pairs else []
+        if fresh:
+            command = [sys.executable, "-m", "pytest", *given]
+            return subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+            )
+        streams = {name: str(tmp_path / f".{name}") for name in ("stdout", "stderr")}
+        asked = {"arguments": given, "cwd": str(tmp_path), "environment": environment, **streams}
+        server.stdin.write(json.dumps(asked) + "\n")
+        server.stdin.flush()
+        status = int(server.stdout.readline())
+        stdout, stderr = (Path(path).read_text() for path in streams.values())
+        return subprocess.CompletedProcess(given, status, stdout, stderr)
 
     return run
 
@@ -119,7 +143,7 @@ def test_a_failure_is_shown_shrunk_with_a_line_that_replays_it(run, tmp_path):
     ):  # fmt: skip
         assert re.search(pattern, shown[1]), (pattern, shown[1])
     replay = re.search(r"replay +pytest (.*)", shown[1])[1].split()
-    again = run(*replay, contract=None, pairs=None, kernels="faulty")
+    again = run(*replay, contract=None, pairs=None, kernels="faulty", fresh=True)
     assert again.returncode == 1
     assert "T=1 V=9" in again.stdout
     assert verdicts(tmp_path / "r.json")["mine-softmax/good-float32-cpu-parity", "parity.max_rel"] == "HOLDS"
@@ -153,12 +177,79 @@ def test_two_workers_give_the_same_figures_as_one(run, tmp_path):
 
 
 def test_a_crash_costs_its_own_item_alone(run, tmp_path):
-    """A worker that dies is ERROR for the item that it ran; the others are judged."""
-    done = run("-n2", "--contract-report=r.json", kernels="aborts good")
-    found = verdicts(tmp_path / "r.json")
+    """A worker that dies is ERROR for the item that it ran; the others are judged; `-k` chooses by id."""
+    done = run("-n2", "-k", "parity", "--contract-report=r.json", kernels="aborts good")
     assert done.returncode == 1
-    assert found["mine-softmax/aborts-float32-cpu-parity", "parity.max_rel"] == "ERROR"
-    assert found["mine-softmax/good-float32-cpu-parity", "parity.max_rel"] == "HOLDS"
+    assert verdicts(tmp_path / "r.json") == {
+        ("mine-softmax/aborts-float32-cpu-parity", "parity.max_rel"): "ERROR",
+        ("mine-softmax/good-float32-cpu-parity", "parity.max_rel"): "HOLDS",
+    }
+    assert "the process died" in (tmp_path / "r.json").read_text()
+
+
+def kept(tmp_path):
+    """Give the tokens of the counterexamples that runs in this folder have kept."""
+    return sorted(file.stem for file in (tmp_path / ".kernelpact" / "counterexamples").glob("*.json"))
+
+
+def test_what_failed_is_tried_first_while_the_contract_speaks_of_it(run, tmp_path):
+    """The next run starts from the kept input, whatever the seed; a domain narrowed past it leaves it out."""
+    run(kernels="faulty")
+    (token,) = kept(tmp_path)
+    again = run("--contract-seed=7", "--contract-report=r.json", kernels="faulty")
+    assert again.returncode == 1
+    (result,) = [
+        one
+        for item in json.loads((tmp_path / "r.json").read_text())["items"]
+        for one in item["results"]
+        if one["counterexample"]
+    ]
+    assert (result["examples"], result["counterexample"]["token"]) == (1, token)
+    (tmp_path / "mine.yaml").write_text(CONTRACT.replace("vocab: [1, 40]", "vocab: [1, 8]"))
+    assert run(kernels="faulty").returncode == 0
+
+
+def test_a_counterexample_is_found_in_the_evidence_of_another_machine(run, tmp_path):
+    """`--contract-report` with a replay reads the file, and leaves it as it was."""
+    run("--contract-report=r.json", kernels="faulty")
+    (token,) = kept(tmp_path)
+    (tmp_path / ".kernelpact" / "counterexamples" / f"{token}.json").unlink()
+    before = (tmp_path / "r.json").read_bytes()
+    done = run(f"--contract-replay={token}", "--contract-report=r.json", kernels="faulty")
+    assert done.returncode == 1
+    assert "T=1 V=9" in done.stdout
+    assert (tmp_path / "r.json").read_bytes() == before
+    refused(run("--contract-replay=00000000", "--contract-report=r.json"), "no such counterexample")
+
+
+def test_a_replay_that_this_run_does_not_reach_is_refused(run, tmp_path):
+    """The message says of which contract, pair, dtype and device the counterexample is."""
+    run(kernels="faulty")
+    (token,) = kept(tmp_path)
+    refused(
+        run(f"--contract-replay={token}"),
+        "it is of mine · softmax/faulty · float32 · cpu · parity, which this run does not reach",
+    )
+
+
+def test_a_mended_kernel_passes_its_replay(run, tmp_path):
+    """The token alone does not fail a run: the input is judged anew."""
+    run(kernels="faulty")
+    (token,) = kept(tmp_path)
+    (tmp_path / "pairs.py").write_text(PAIRS.replace("*= 1.5", "*= 1.0"))
+    done = run(f"--contract-replay={token}", kernels="faulty")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"softmax/faulty +parity\.max_rel .* 1 +HOLDS", done.stdout)
+
+
+def test_a_random_seed_is_told_and_gives_the_same_run(run, tmp_path):
+    """`random` prints the number that was drawn; that number draws the same inputs."""
+    first = run("--contract-seed=random", "--contract-report=a.json", kernels="good")
+    seed = re.search(r"contract seed: (\d+), 6 examples an item", first.stdout)[1]
+    run(f"--contract-seed={seed}", "--contract-report=b.json", kernels="good")
+    a, b = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
+    assert a["seed"] == int(seed)
+    assert [one["results"] for one in a["items"]] == [one["results"] for one in b["items"]]
 
 
 BROKEN = {
@@ -218,6 +309,7 @@ def test_contracts_that_fit_nothing_stop_collection(run, tmp_path, old, new, mes
     ("source", "message"),
     [
         ("import no_such_module\n", "bad.py:1: cannot import pairs: ModuleNotFoundError"),
+        ("import sys\nsys.exit(0)\n", "bad.py:2: cannot import pairs: SystemExit: 0"),
         ("x = (\n", "bad.py.*cannot import pairs: SyntaxError"),
         (PAIRS + PAIRS.split("for name")[0][-1:] + "\nregister_pair(KernelPair('softmax/good', 'softmax', train, good))",
          "pair 'softmax/good' is already registered at .*bad.py"),
@@ -241,12 +333,27 @@ def test_pair_modules_at_fault_stop_collection(run, tmp_path, source, message):
         (["--pair=rope/*"], "mine.yaml", "no registered pair matches; registered: softmax/good"),
         ([], "nothing.yaml", "nothing.yaml:1:1: no such file"),
         ([], "empty", "empty:1:1: no contracts"),
+        ([], "both", "contract 'mine' is also in .*a.yaml"),
         (["--contract-report=r.json"], None, "--contract-report needs --contract"),
+        (["--contract-replay=00000000"], None, "--contract-replay needs --contract"),
+        (["--contract-report=empty"], "mine.yaml", "--contract-report=empty: a folder; expected a file"),
+        (
+            ["--contract-replay=0", "--contract-report=pairs.py"],
+            "mine.yaml",
+            "--contract-report=pairs.py: no evidence file",
+        ),
+        (["--contract-examples=0"], "mine.yaml", "--contract-examples: invalid .*'0'"),
+        (["--contract-examples=few"], "mine.yaml", "--contract-examples: invalid .*'few'"),
+        (["--contract-device=tpu"], "mine.yaml", "--contract-device: invalid choice: 'tpu'"),
+        (["-n2", "--contract-seed=soon"], "mine.yaml", "expected a number or `random`"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(run, tmp_path, arguments, contract, message):
-    """An unknown token, seed, pair or contract: exit 4, and what is allowed."""
+    """An unknown token, seed, pair or contract, a name twice: exit 4, and what is allowed."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "both").mkdir()
+    for name in ("a.yaml", "b.yaml"):
+        (tmp_path / "both" / name).write_text(CONTRACT)
     refused(run(*arguments, contract=contract), message)
 
 

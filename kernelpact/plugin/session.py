@@ -60,6 +60,8 @@ class ContractSession:
         self.asked: list[str] = option("contract")
         self.sources: list[str] = option("pairs")
         self.report_path: Path | None = option("contract_report")
+        if self.report_path is not None and self.report_path.is_dir():
+            raise InputError(f"--contract-report={self.report_path}: a folder; expected a file to write")
         self.examples = option("contract_examples") or (EXAMPLES if self.asked else EXAMPLES_AMONG_TESTS)
         self.seed = self._seed(config)
         self.kept = config.rootpath / ".kernelpact" / "counterexamples"
